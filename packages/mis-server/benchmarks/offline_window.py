@@ -6,7 +6,8 @@
 
 Without a model, one of random weights: six layers of SmolLM2's shape, which `--layers`, `--shape` and `--divisor`
 change. Each file is scored by each tree of sources in turn, in a process of its own. The rate is the progress bar's at
-its end, which begins when the engine is ready. The answer to a row must be the same, byte for byte, in every run.
+its end, which begins when the engine is ready; where others use the machine, compare processor time, too. The answer to
+a row must be the same, byte for byte, in every run.
 
 `front` and `tokenizer` are the most MiB that these processes had resident at one time, all of a kind together. For
 memory, make a file large and leave the engine out: `--instant --rows 200000 --query-words 150 --item-words 150`.
@@ -17,6 +18,7 @@ import json
 import os
 import random
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -44,11 +46,17 @@ class Run:
 
     Attributes:
         rate: Rows per second.
+        cpu_s: Processor time of all its processes, their start included.
         resident: The most MiB of its processes, by their kind.
     """
 
     rate: float
+    cpu_s: float
     resident: Counter[str]
+
+    def __str__(self) -> str:
+        memory = ", ".join(f"{kind} {mib} MiB" for kind, mib in sorted(self.resident.items()))
+        return f"{self.rate:8.1f} rows/s, {self.cpu_s:6.1f} s of processors; {memory}"
 
 
 def lines_of(options: argparse.Namespace, queries: int) -> list[str]:
@@ -90,6 +98,7 @@ def score(tree: Path, model: Path, items: Path, output: Path, options: argparse.
     command = [instant_engine.__file__] if options.instant else ["-m", "mis_server"]
     paths = os.pathsep.join(str(tree.absolute() / "packages" / name / "src") for name in PACKAGES)
     arguments = ["score", str(model), "--items", str(items), "--output", str(output), "--labels", " yes", " no"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(
         [sys.executable, *command, *arguments, *options.flags, "--overwrite"],
         env=os.environ | {"PYTHONPATH": paths},
@@ -109,7 +118,9 @@ def score(tree: Path, model: Path, items: Path, output: Path, options: argparse.
     ended.set()
     watching.join()
     assert process.returncode == 0, shown[-3000:]
-    return Run(float(re.findall(r"([0-9.]+)item/s", shown)[-1]), most)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+    return Run(float(re.findall(r"([0-9.]+)item/s", shown)[-1]), cpu_s, most)
 
 
 def main() -> None:
@@ -147,10 +158,7 @@ def main() -> None:
                         run = score(tree, model, items, output, options)
                         answers = dict(zip(chosen, output.read_text().splitlines(), strict=True))
                         outputs.add(tuple(answers[row] for row in range(options.rows)))
-                        memory = ", ".join(f"{kind} {mib} MiB" for kind, mib in sorted(run.resident.items()))
-                        sys.stdout.write(
-                            f"{queries:6} queries, {arranged:8} {tree}: {run.rate:8.1f} rows/s; {memory}\n"
-                        )
+                        sys.stdout.write(f"{queries:6} queries, {arranged:8} {tree}: {run}\n")
                         sys.stdout.flush()
             assert len(outputs) == 1, f"{len(outputs)} different outputs"
 

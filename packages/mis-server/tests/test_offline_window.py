@@ -167,6 +167,23 @@ def test_more_than_sixteen_rows_of_other_queries_are_under_way_but_no_more_items
     assert most_under_way(batch_tokens=4) == 22  # 64 tokens; each has two of an item and one of a query
 
 
+def test_few_requests_start_while_the_window_is_filled() -> None:
+    rows = [InputRow(f"{number % 40}", ["item"]) for number in range(window.UNANSWERED_ROWS)]
+    starts: list[int] = []
+
+    class Watched(WatchedWindow):
+        async def score(self, batch: list[InputRow]) -> None:
+            starts.append(self._read)
+            await super().score(batch)
+
+    watched = Watched(rows, asked(), Slow())
+    watched.run()
+    assert starts[0] < 1024
+    early = [start for start in starts if start < len(rows)]
+    assert len(early) <= len(rows) // 512
+    assert sum(map(len, watched.batches[len(early) :])) > 0.6 * len(rows)
+
+
 class Slow(random.Random):
     """Makes every answer late."""
 

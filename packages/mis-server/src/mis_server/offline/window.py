@@ -34,7 +34,8 @@ FULL_BATCHES = 16
 RUN_ROWS = 512
 """Rows that are written at once."""
 
-_READ_AT_ONCE = 256  # rows, after which others have the event loop
+_READ_AT_ONCE = 512  # rows, after which a request may start before the window is full
+_WITHOUT_PAUSE = 32  # rows, after which others have the event loop
 _BYTES_PER_TOKEN = 4  # of common text; batches only have to be about as large as asked for
 _ROW_BYTES = 512  # of what holds a row's fields, here and in the window
 _LIST_BYTES, _FLOAT_BYTES = 64, 32  # of Python's; a float with its place in the list
@@ -58,7 +59,8 @@ async def in_order(rows: Iterable[InputRow], score: Score, asked: OfflineQuery) 
     window = _Window(rows, score, asked)
     try:
         while True:
-            await window.read()
+            while await window.read():
+                window.ask(1)  # or nothing is computed until the window is full for the first time
             window.ask()
             if run := window.next_run():
                 yield run
@@ -119,27 +121,23 @@ class _Window:
         """Whether no row is held."""
         return not self._held
 
-    async def read(self) -> None:
-        """Read rows while there is room for them, one at least if none is held."""
-        count = 0
-        while not self._held or self._has_room:
+    async def read(self) -> bool:
+        """Read some rows, one at least if none is held; return whether there may be more, and room for them."""
+        for number in range(_READ_AT_ONCE):
+            if self._held and not self._has_room:
+                return False
             row = next(self._rows, None)
             if row is None:
-                return
+                return False
             self._hold(row)
-            count += 1
-            if count % _READ_AT_ONCE == 0:
+            if number % _WITHOUT_PAUSE == 0:
                 await asyncio.sleep(0)
+        return True
 
-    def ask(self) -> None:
-        """Start requests, the oldest row first, until as many are under way as may be."""
-        asked = self._asked
-        while len(self._under_way) < FULL_BATCHES or (
-            len(self._under_way) < REQUESTS
-            and self._items < FULL_BATCHES * asked.batch_size
-            and self._tokens < FULL_BATCHES * asked.batch_tokens
-        ):
-            batch = self._next_batch()
+    def ask(self, most: int = REQUESTS) -> None:
+        """Start requests, the oldest row first, but no more than `most` and than may be under way."""
+        for _ in range(most):
+            batch = self._next_batch() if self._may_ask else None
             if batch is None:
                 return
             task = asyncio.create_task(self._score([held.row for held in batch.rows]))
@@ -175,6 +173,13 @@ class _Window:
         for task in self._under_way:
             task.cancel()
         await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    @property
+    def _may_ask(self) -> bool:
+        if len(self._under_way) < FULL_BATCHES:
+            return True
+        has_room = self._items < FULL_BATCHES * self._asked.batch_size
+        return has_room and self._tokens < FULL_BATCHES * self._asked.batch_tokens and len(self._under_way) < REQUESTS
 
     @property
     def _has_room(self) -> bool:
