@@ -30,6 +30,7 @@ LIMITS = StepLimits(contexts=4, context_tokens=1280, segment_tokens=256)
 BACKENDS = [
     XlaCpuBackend(ANY_HEADS, "float32"),
     TpuBackend(ANY_HEADS, "float32", SMALL),
+    TpuBackend(ANY_HEADS, "float32", SMALL).for_mixed_steps(),
     NativeBackend(ANY_HEADS, "bfloat16"),
     GpuBackend.create(HeadShape(14, 2, 64), "bfloat16"),
 ]
@@ -143,7 +144,7 @@ def test_a_plain_layer_is_a_slice_and_a_packed_one_an_index() -> None:
     assert not backend.packs(64, 48, gate_bias=False)
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: f"{backend.name} {backend.alignment}")
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_every_step_within_the_limits_fits(backend: Backend, data: st.DataObject) -> None:

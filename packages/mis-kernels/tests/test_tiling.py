@@ -7,6 +7,7 @@ from hypothesis import given, settings
 
 from mis_kernels import Segments, lay_out
 from mis_kernels.backends import ANY_HEADS
+from mis_kernels.backends.laid_out import StepLimits
 from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.tpu.tiles import (
     CHIPS,
@@ -22,6 +23,8 @@ from mis_kernels.heads import HEAD_SHAPES, device_head_shapes
 
 BLOCKS = TpuBlocks(tokens=32, keys=64, strip=32, key_step=32)
 WITH_NEAR = TpuBlocks(tokens=256, keys=256, strip=128, key_step=64)
+MIXED = BLOCKS.for_mixed_steps(1)
+REACHING = TpuBlocks(tokens=128, keys=256, strip=128, key_step=64).for_mixed_steps(1)
 PAGE = 16
 TOKENS = 256
 
@@ -47,7 +50,7 @@ def steps(draw: st.DrawFn) -> dict:
     return {**dict(zip(names, columns, strict=False)), "paged": columns[4].astype(bool), "page_table": table}
 
 
-@pytest.mark.parametrize("blocks", [BLOCKS, WITH_NEAR], ids=["small", "with near tiles"])
+@pytest.mark.parametrize("blocks", [BLOCKS, WITH_NEAR, MIXED, REACHING], ids=["small", "near", "mixed", "reaching"])
 @settings(max_examples=200, deadline=None)
 @given(step=steps())
 def test_tiles_visit_each_visible_key_once_and_full_tiles_need_no_mask(step: dict, blocks: TpuBlocks) -> None:
@@ -59,29 +62,34 @@ def test_tiles_visit_each_visible_key_once_and_full_tiles_need_no_mask(step: dic
         rows = np.flatnonzero(live & (token // blocks.tokens == block))
         for kind in range(KINDS):
             for tile in range(tiles.bounds[KINDS * block + kind], tiles.bounds[KINDS * block + kind + 1]):
-                context, first, used = tiles.context_id[tile], tiles.first[tile], tiles.used[tile]
+                part = tile * blocks.parts
+                context, first, used = tiles.context_id[part], tiles.first[part], tiles.used[part]
                 assert 1 <= used <= blocks.keys
-                assert kind != 0 or used == blocks.keys
                 if context < 0:
                     assert kind in (2, 3)
                     assert first % 16 == 0
                     near = np.zeros_like(seen_own[rows])
                     near[:, first : first + used] = 1
                     if kind == 3:
-                        assert first == block * blocks.tokens
+                        assert first == block * blocks.tokens - blocks.reach
                         before = rows // REACH * REACH - np.arange(near.shape[1])[:, None]
                         near *= ((before <= REACH) & (before > -REACH)).T
                     seen_own[rows] += near
                     continue
-                mine = rows[segments.context_id[rows] == context]
-                seen_context[mine, first : first + used] += 1
+                total = int(tiles.used[part : part + blocks.parts].sum())
+                assert kind != 0 or total == blocks.keys
                 if kind < 2:
-                    assert len(mine) == len(rows)
-                    assert np.all(segments.context_len[rows] >= first + used)
+                    assert np.all(segments.context_id[rows] == context)
+                    assert np.all(segments.context_len[rows] >= first + total)
                 if kind == 1:
-                    assert np.all(segments.context_len[rows] == first + used)
-                page = segments.page_table[context, first // PAGE : -(-(first + used) // PAGE)]
-                assert tiles.contiguous[tile] == (len(page) == blocks.keys // PAGE and bool(np.all(np.diff(page) == 1)))
+                    assert np.all(segments.context_len[rows] == first + total)
+                for number in range(part, part + blocks.parts):
+                    context, first, used = tiles.context_id[number], tiles.first[number], tiles.used[number]
+                    mine = rows[segments.context_id[rows] == context]
+                    seen_context[mine, first : first + used] += 1
+                    page = segments.page_table[context, first // PAGE : -(-(first + used) // PAGE)]
+                    whole = len(page) == blocks.part_keys // PAGE
+                    assert tiles.contiguous[number] == (whole and bool(np.all(np.diff(page) == 1)))
     visible = np.arange(256) < segments.context_len[:, None]
     assert np.all(seen_context[visible] == 1)
     own = np.arange(TOKENS + 256)
@@ -98,7 +106,7 @@ def rows(count: int, context_len: int) -> Segments:
 def test_a_list_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="tile_capacity: the step needs 32 tiles, but only 31 fit"):
         build_tpu_tiles(rows(64, 1000), PAGE, BLOCKS, 31)
-    tiles = build_tpu_tiles(rows(64, 1000), PAGE, BLOCKS, tile_capacity(64, 1000, BLOCKS))
+    tiles = build_tpu_tiles(rows(64, 1000), PAGE, BLOCKS, tile_capacity(64, StepLimits(1, 1000, 1), BLOCKS))
     assert tiles.bounds[-1] == 32
     assert len(tiles.first) >= 32
 

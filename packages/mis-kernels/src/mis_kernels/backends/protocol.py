@@ -33,8 +33,8 @@ class Backend(ABC):
         drawn_rows: Rows that next tokens are drawn from at a time; divides 64.
         vocab_chunk: Rows of the output projection that it reads at a time; each turn costs several launches.
         contexts: Most contexts of a step.
-        context_tile: New tokens of a block, and cached tokens of a tile that a block visits as a whole; None where
-            what rows of different contexts cost does not depend on where they lie.
+        mixed_context: Longest context, in tokens, whose rows lie side by side with rows of any others, in steps of
+            their own that `for_mixed_steps` lays out; 0: one layout serves every context.
         folds_norms: Whether the weights of norms are multiplied into those of the products behind them when a model is
             loaded. Then products take rows as they are, and a factor for each row that comes after the sum.
         heads: Heads of one device.
@@ -47,7 +47,7 @@ class Backend(ABC):
     drawn_rows: ClassVar[int] = 8
     vocab_chunk: ClassVar[int] = 32_768
     contexts: ClassVar[int] = 8
-    context_tile: ClassVar[tuple[int, int] | None] = None
+    mixed_context: ClassVar[int] = 0
     folds_norms: ClassVar[bool] = False
 
     heads: HeadShape
@@ -85,6 +85,18 @@ class Backend(ABC):
     @abstractmethod
     def alignment(self) -> int:
         """Rows that visit contexts together, so that segments of different contexts should keep apart."""
+
+    @property
+    @abstractmethod
+    def context_tile(self) -> tuple[int, int] | None:
+        """New tokens of a block, and cached tokens of a tile that a block visits as a whole.
+
+        None where what rows of different contexts cost does not depend on where they lie.
+        """
+
+    @abstractmethod
+    def for_mixed_steps(self) -> "Backend":
+        """Return the same backend as it lays out steps of contexts of up to `mixed_context` tokens."""
 
     @abstractmethod
     def for_decoding(self) -> Self:

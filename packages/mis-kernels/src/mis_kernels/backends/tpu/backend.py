@@ -34,7 +34,7 @@ class TpuBackend(XlaBackend):
     name = "tpu"
     platforms = ("tpu",)
     contexts = 8
-    context_tile = None
+    mixed_context = 1024
     lanes = LANES
     folds_norms = True  # of a layer's 395,000 cycles for 4,096 tokens, norms took 85,000; what is left takes 29,000
 
@@ -53,6 +53,11 @@ class TpuBackend(XlaBackend):
         return cls(heads, dtype, block_sizes(chip=chip, **wide._asdict(), dtype=dtype))
 
     @property
+    def context_tile(self) -> tuple[int, int] | None:
+        """None: blocks have one context."""
+        return None
+
+    @property
     def alignment(self) -> int:
         """A block: where it has one context, most of its tiles need no mask."""
         return self.blocks.tokens
@@ -63,10 +68,13 @@ class TpuBackend(XlaBackend):
         strip = min(self.blocks.strip, tokens * self.heads.group)
         return dataclasses.replace(self, blocks=dataclasses.replace(self.blocks, tokens=tokens, strip=strip))
 
+    def for_mixed_steps(self) -> "MixedTpuBackend":
+        """Blocks of fewer rows, and tiles of several contexts."""
+        return MixedTpuBackend(self.heads, self.dtype, self.blocks.for_mixed_steps(self.heads.group))
+
     def tile_capacity(self, tokens: int, limits: StepLimits) -> tuple[int, ...]:
         """Return the length of the tile list."""
-        contexts = limits.contexts if limits.decoding else 1
-        return (tile_capacity(tokens, limits.context_tokens, self.blocks, contexts),)
+        return (tile_capacity(tokens, limits, self.blocks),)
 
     def lay_out(self, segments: Segments, page_size: int, capacity: tuple[int, ...] | None = None) -> LaidOut:
         """Cut rows into `TpuTiles`."""
@@ -100,6 +108,20 @@ class TpuBackend(XlaBackend):
     write_pages = staticmethod(write_pages)
     write_rows = staticmethod(write_rows)
     norm_rope = staticmethod(tpu_norm_rope)
+
+
+@dataclasses.dataclass(frozen=True)
+class MixedTpuBackend(TpuBackend):
+    """The same kernels in mixed steps: rows of any contexts lie side by side."""
+
+    contexts = 256
+    mixed_context = 0
+    alignment = 1
+
+    @property
+    def context_tile(self) -> tuple[int, int]:
+        """A block, and a part of a tile."""
+        return self.blocks.tokens, self.blocks.part_keys
 
 
 BACKENDS = (TpuBackend,)

@@ -75,9 +75,13 @@ class Fetch:
         self.streams = ((k_new, k_pages, scratch.k, 0), (v_new, v_pages, scratch.v, 1))
         self.arrived = scratch.arrived
 
+    def part(self, tile: Scalar, number: int = 0) -> Scalar:
+        """Return where a part of a tile stands in the list."""
+        return tile if self.shape.blocks.parts == 1 else tile * self.shape.blocks.parts + number
+
     def own_start(self, tile: Scalar) -> Array:
         """First new token in the buffer: the tile's, or less where the array would end."""
-        start = jnp.minimum(self.tiles.first[tile], self.shape.new_tokens - self.shape.blocks.keys)
+        start = jnp.minimum(self.tiles.first[self.part(tile)], self.shape.new_tokens - self.shape.blocks.keys)
         return pl.multiple_of(start, 16)
 
     def begin(self, head: Scalar, block: Scalar) -> None:
@@ -127,63 +131,80 @@ class Fetch:
 
     def _copy(self, head: Scalar, tile: Scalar, slot: Scalar) -> None:
         """Begin to copy a tile's keys and values."""
-        own, run = self.tiles.context_id[tile] < 0, self.tiles.contiguous[tile] > 0
-        keys, size = self.shape.blocks.keys, self.shape.page_size
+        own = self.tiles.context_id[self.part(tile)] < 0
 
         @pl.when(own)
         def _() -> None:
             for new, _pages, buffer, index in self.streams:
                 self._from(self._new(new, head, tile), buffer.at[slot], slot, index).start()
 
+        for number in range(self.shape.blocks.parts):
+            self._copy_part(head, own, self.part(tile, number), slot, number)
+
+    def _copy_part(self, head: Scalar, own: Array, part: Scalar, slot: Scalar, number: int) -> None:
+        """Begin to copy a part of a tile of cached tokens: in one copy, or page by page."""
+        keys, size, run = self.shape.blocks.part_keys, self.shape.page_size, self.tiles.contiguous[part] > 0
+
         @pl.when(jnp.logical_and(jnp.logical_not(own), run))
         def _() -> None:
             if self.streams[0][1].shape[1] < keys:
                 return  # a cache this small has no such run, and the copy would not even trace
             for _new, pages, buffer, index in self.streams:
-                source = pages.at[head, pl.ds(self._page(tile, 0), keys)]
-                self._from(source, buffer.at[slot], slot, index).start()
+                source = pages.at[head, pl.ds(self._page(part, 0), keys)]
+                self._from(source, self._rows(buffer, slot, number), slot, index).start()
 
         @pl.when(jnp.logical_not(jnp.logical_or(own, run)))
         def _() -> None:
-            def page(number: Array, carry: None) -> None:
-                row = pl.multiple_of(number * size, size)
+            def page(at: Array, carry: None) -> None:
+                row = pl.multiple_of(number * keys + at * size, size)
                 for _new, pages, buffer, index in self.streams:
-                    source = pages.at[head, pl.ds(self._page(tile, number), size)]
+                    source = pages.at[head, pl.ds(self._page(part, at), size)]
                     self._from(source, buffer.at[slot, pl.ds(row, size)], slot, index).start()
 
-            lax.fori_loop(0, self._pages(tile), page, None)
+            lax.fori_loop(0, self._pages(part), page, None)
 
     def _wait(self, tile: Scalar, slot: Scalar) -> None:
         """Wait until a tile has arrived: semaphores count bytes, so one wait may end several copies."""
-        keys, size = self.shape.blocks.keys, self.shape.page_size
-        whole = (self.tiles.context_id[tile] < 0) | (self.tiles.used[tile] == keys) | (self.tiles.contiguous[tile] > 0)
+        own = self.tiles.context_id[self.part(tile)] < 0
+        for number in range(self.shape.blocks.parts):
+            self._wait_for_part(own, self.part(tile, number), slot, number)
+
+    def _wait_for_part(self, own: Array, part: Scalar, slot: Scalar, number: int) -> None:
+        keys, size = self.shape.blocks.part_keys, self.shape.page_size
+        whole = own | (self.tiles.used[part] == keys) | (self.tiles.contiguous[part] > 0)
 
         @pl.when(whole)
         def _() -> None:
             for *_, buffer, index in self.streams:
-                self._from(buffer.at[slot], buffer.at[slot], slot, index).wait()
+                rows = self._rows(buffer, slot, number)
+                self._from(rows, rows, slot, index).wait()
 
         @pl.when(jnp.logical_not(whole))
         def _() -> None:
-            def page(number: Array, carry: None) -> None:
-                rows = pl.ds(pl.multiple_of(number * size, size), size)
+            def page(at: Array, carry: None) -> None:
+                rows = pl.ds(pl.multiple_of(number * keys + at * size, size), size)
                 for *_, buffer, index in self.streams:
                     self._from(buffer.at[slot, rows], buffer.at[slot, rows], slot, index).wait()
 
-            lax.fori_loop(0, self._pages(tile), page, None)
+            lax.fori_loop(0, self._pages(part), page, None)
+
+    def _rows(self, buffer: Ref, slot: Scalar, number: int) -> Ref:
+        """Return a part of a tile's buffer."""
+        keys, parts = self.shape.blocks.part_keys, self.shape.blocks.parts
+        return buffer.at[slot] if parts == 1 else buffer.at[slot, pl.ds(number * keys, keys)]
 
     def _from(self, source: Ref, destination: Ref, slot: Scalar, index: int) -> Any:
         return pltpu.make_async_copy(source, destination, self.arrived.at[slot, index])
 
-    def _pages(self, tile: Scalar) -> Array:
+    def _pages(self, part: Scalar) -> Array:
         size = self.shape.page_size
-        return lax.div(self.tiles.used[tile] + size - 1, size)
+        return lax.div(self.tiles.used[part] + size - 1, size)
 
-    def _page(self, tile: Scalar, index: Scalar) -> Array:
-        """First row of the tile's page number `index` in the flattened cache."""
+    def _page(self, part: Scalar, index: Scalar) -> Array:
+        """First row of the part's page number `index` in the flattened cache."""
         size = self.shape.page_size
         entry = (
-            self.tiles.context_id[tile] * self.shape.pages_per_context + lax.div(self.tiles.first[tile], size) + index
+            self.tiles.context_id[part] * self.shape.pages_per_context + lax.div(self.tiles.first[part], size) + index
         )
         return pl.multiple_of(self.tiles.page_table[entry] * size, size)
 

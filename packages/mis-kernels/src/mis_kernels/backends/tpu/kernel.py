@@ -152,15 +152,31 @@ def _unsafe_rows(live: Array, scratch: Scratch, shape: KernelShape) -> Array:
 
 def _intervals(kind: int, tile: Scalar, facts: RowFacts, fetch: Fetch) -> tuple[Array, Array]:
     """Return, for each row, the first visible key of the buffer and how many follow, `[1, rows]`."""
-    tiles, group, first = fetch.tiles, fetch.shape.group, fetch.tiles.first[tile]
-    own, context = tiles.context_id[tile] < 0, tiles.context_id[tile]
+    tiles, group, part = fetch.tiles, fetch.shape.group, fetch.part(tile)
+    own, first = tiles.context_id[part] < 0, tiles.first[part]
     start = first if kind == NEAR else fetch.own_start(tile)
     # The clamped buffer of a last own tile repeats keys of the tile before: they begin at `first`.
     own_low = jnp.maximum(facts.segment_start, first) - start
-    reach = jnp.where(facts.context_id == context, facts.context_len - first, 0)
-    low = jnp.where(own, own_low, 0)
-    count = jnp.maximum(jnp.where(own, facts.token + 1 - start, reach) - low, 0)
+    context_low, context_end = _context_interval(tile, facts, fetch)
+    low = jnp.where(own, own_low, context_low)
+    count = jnp.maximum(jnp.where(own, facts.token + 1 - start, context_end) - low, 0)
     return jnp.concatenate([low] * group, axis=1), jnp.concatenate([count] * group, axis=1)
+
+
+def _context_interval(tile: Scalar, facts: RowFacts, fetch: Fetch) -> tuple[Array | int, Array]:
+    """Return which keys of a tile of cached tokens each row sees: parts of one context follow one another."""
+    blocks, low, end = fetch.shape.blocks, 0, jnp.zeros_like(facts.token)
+    for number in range(blocks.parts):
+        part = fetch.part(tile, number)
+        reach = facts.context_len - fetch.tiles.first[part]
+        reach = jnp.where(facts.context_id == fetch.tiles.context_id[part], reach, 0)
+        if blocks.parts == 1:
+            return 0, reach
+        seen = jnp.clip(reach, 0, fetch.tiles.used[part])
+        begin = number * blocks.part_keys
+        low = jnp.where((seen > 0) & (end == 0), begin, low)
+        end = jnp.where(seen > 0, begin + seen, end)
+    return low, end
 
 
 def _attend(kind: int, tile: Scalar, slot: Scalar, facts: RowFacts, fetch: Fetch, scratch: Scratch) -> None:
@@ -230,7 +246,7 @@ def _pieces(kind: int, shape: KernelShape) -> list[Piece]:
                 slice(member * blocks.tokens + token, member * blocks.tokens + token + REACH)
                 for member in range(first, min(first + members, shape.group))
             ],
-            [slice(max(token - REACH, 0), token + REACH)],
+            [slice(max(token + blocks.reach - REACH, 0), token + blocks.reach + REACH)],
         )
         for token in range(0, blocks.tokens, REACH)
         for first in range(0, shape.group, members)
@@ -240,10 +256,12 @@ def _pieces(kind: int, shape: KernelShape) -> list[Piece]:
 def _operands(kind: int, tile: Scalar, slot: Scalar, fetch: Fetch, scratch: Scratch) -> tuple[Array, Array]:
     """Return the tile's keys by rows, and its values by columns."""
     here: Any = slice(None)
-    if kind == NEAR:  # the block's tokens, wherever in the buffer
-        begin = fetch.tiles.first[tile] - fetch.own_start(tile)
-        here = pl.ds(pl.multiple_of(begin, REACH), fetch.shape.blocks.tokens)
-    used = fetch.tiles.used[tile]
+    if kind == NEAR:  # the block's tokens and those it reaches, wherever in the buffer
+        begin, blocks = fetch.tiles.first[fetch.part(tile)] - fetch.own_start(tile), fetch.shape.blocks
+        here = pl.ds(pl.multiple_of(begin, REACH), blocks.tokens + blocks.reach)
+    used = fetch.tiles.used[fetch.part(tile)]
+    for number in range(1, fetch.shape.blocks.parts):
+        used = used + fetch.tiles.used[fetch.part(tile, number)]
     return _keys(kind, scratch.k[slot, here], used), _values(kind, scratch.v[slot, here], used)
 
 

@@ -10,6 +10,10 @@ block's tiles come in runs by how much masking they need:
 * *near*: the block's own new tokens, where rows see none from further back than `REACH` tokens before the `REACH`
   that they are one of. Short items do, and of 512 x 512 keys of such a block they see a band.
 
+In mixed steps, where rows of many contexts lie side by side, a tile of cached tokens has parts, each a run of any
+context: two short contexts are one tile. A part begins at a multiple of its own size in its context, and products of
+keys are as long, so what a row adds up, and in which order, is what it adds up in other steps.
+
 Rows of padding do not count: the kernel writes zeros there in the end.
 """
 
@@ -17,11 +21,13 @@ import dataclasses
 import json
 from functools import cache
 from importlib import resources
+from typing import Self
 
 import jax
 import numpy as np
 from jaxtyping import Int64
 
+from mis_kernels.backends.laid_out import StepLimits
 from mis_kernels.segments import IntArray, Segments, ramp
 
 OWN_ALIGNMENT = 16
@@ -43,17 +49,36 @@ class TpuBlocks:
         strip: Rows whose logits are worked on together; the products of one strip overlap the
             exponentials of another.
         key_step: Keys in one product.
+        parts: Runs of cached tokens in a tile, each of any context.
+        reach: New tokens before a block that its near tiles hold, too: 0 or `REACH`.
     """
 
     tokens: int
     keys: int
     strip: int
     key_step: int
+    parts: int = 1
+    reach: int = 0
 
     @property
     def has_near(self) -> bool:
-        """Whether a tile holds all of a block's new tokens, cut into parts of near tiles."""
-        return self.tokens % REACH == 0 and self.tokens <= self.keys
+        """Whether a tile holds all of a block's new tokens, cut into pieces of near tiles."""
+        return self.tokens % REACH == 0 and self.tokens + self.reach <= self.keys
+
+    @property
+    def part_keys(self) -> int:
+        """Keys in a part of a tile."""
+        return self.keys // self.parts
+
+    def for_mixed_steps(self, group: int) -> Self:
+        """Return the sizes for steps whose blocks have many contexts: fewer rows, and a part for each product.
+
+        Of a group of 2, 128 rows would take two thirds of the cycles that 256 take (v6e).
+        """
+        tokens = min(self.tokens, 2 * REACH if group <= 2 else REACH)
+        strip, parts = min(self.strip, tokens * group), self.keys // self.key_step
+        reach = REACH if tokens + REACH <= self.keys else 0
+        return dataclasses.replace(self, tokens=tokens, strip=strip, parts=parts, reach=reach)
 
 
 @jax.tree_util.register_dataclass
@@ -65,11 +90,12 @@ class TpuTiles:
         bounds: Block `b` has full tiles `bounds[4 b]` to `bounds[4 b + 1]`, then limited tiles up to
             `bounds[4 b + 2]`, masked tiles up to `bounds[4 b + 3]`, near tiles up to `bounds[4 b + 4]`,
             `[4 * blocks + 1]`.
-        context_id: Context of each tile; -1: keys are new tokens, `[tiles]`.
-        first: Position of the first key in its context, or among the new tokens, `[tiles]`.
-        used: Keys that some row sees, `[tiles]`.
-        contiguous: 1 where the tile's pages are all used and consecutive, so that one copy fetches
-            them, `[tiles]`.
+        context_id: Context of each part of each tile; -1: keys are new tokens, `[tiles * parts]`.
+        first: Position of a part's first key in its context, `[tiles * parts]`; the tile's first among the new
+            tokens stands at its first part.
+        used: Keys of a part that some row sees, `[tiles * parts]`; a tile's new tokens stand at its first part.
+        contiguous: 1 where the part's pages are all used and consecutive, so that one copy fetches
+            them, `[tiles * parts]`.
         blocks: Block sizes the list was cut for (static).
     """
 
@@ -102,30 +128,33 @@ def build_tpu_tiles(
     count = -(-len(context_id) // blocks.tokens)
     context = _context_tiles(context_id, context_len, segment_start, blocks)
     own = _own_tiles(segment_start, blocks)
-    block, kind, tile_context, first, used = (np.concatenate(parts) for parts in zip(context, own, strict=True))
+    block, kind, tile_context, first, used = (np.concatenate(columns) for columns in zip(context, own, strict=True))
     order = np.lexsort((np.arange(len(block)), kind, block))
     run = (block * KINDS + kind)[order]
     bounds = np.searchsorted(run, np.arange(count * KINDS + 1))
-    tile_context, first, used = tile_context[order], first[order], used[order]
-    contiguous = _contiguous(tile_context, first, used, page_table, page_size, blocks.keys)
+    tile_context, first, used = (column[order].reshape(-1) for column in (tile_context, first, used))
+    contiguous = _contiguous(tile_context, first, used, page_table, page_size, blocks.part_keys)
     capacity = max(len(run), 1) if tile_capacity is None else tile_capacity
     if len(run) > capacity:
         raise ValueError(f"tile_capacity: the step needs {len(run)} tiles, but only {capacity} fit")
-    padded = (np.pad(x, (0, capacity - len(run))).astype(np.int32) for x in (tile_context, first, used, contiguous))
+    missing = (capacity - len(run)) * blocks.parts
+    padded = (np.pad(x, (0, missing)).astype(np.int32) for x in (tile_context, first, used, contiguous))
     return TpuTiles(bounds.astype(np.int32), *padded, blocks=blocks)
 
 
-def tile_capacity(tokens: int, context_tokens: int, blocks: TpuBlocks, contexts: int = 1) -> int:
-    """Return a length of the tile list that fits any step whose blocks each have so many contexts, and short segments.
+def tile_capacity(tokens: int, limits: StepLimits, blocks: TpuBlocks) -> int:
+    """Return a length of the tile list that fits any step of `tokens` new tokens within the limits.
 
-    Args:
-        tokens: Length of the packed array.
-        context_tokens: Longest context, the step's own paged tokens included.
-        blocks: Block sizes.
-        contexts: Contexts of a block.
+    A block has one context, or as many as rows in decode steps, or what `StepLimits.context_tiles` leaves it.
     """
-    per_block = contexts * -(-context_tokens // blocks.keys) + 1 + -(-blocks.tokens // blocks.keys)
-    return -(-tokens // blocks.tokens) * per_block
+    count = -(-tokens // blocks.tokens)
+    if limits.context_tiles is not None:
+        shared = (limits.context_tiles + count * (blocks.parts - 1)) // blocks.parts
+    else:
+        contexts = min(limits.contexts, blocks.tokens) if limits.decoding or blocks.parts > 1 else 1
+        shared = count * -(-contexts * -(-limits.context_tokens // blocks.part_keys) // blocks.parts)
+    before = OWN_ALIGNMENT - 1 + limits.segment_tokens - 1
+    return shared + count * -(-(blocks.tokens + before) // blocks.keys)
 
 
 def count_tiles(tiles: TpuTiles) -> Int64[np.ndarray, "*stack kinds"]:
@@ -134,10 +163,20 @@ def count_tiles(tiles: TpuTiles) -> Int64[np.ndarray, "*stack kinds"]:
     return np.diff(bounds).reshape(*bounds.shape[:-1], -1, KINDS).sum(-2)
 
 
+def count_single_pages(tiles: TpuTiles, page_size: int) -> Int64[np.ndarray, "*stack"]:
+    """Count the pages that are copied one by one in a step, or in each of a stack: those of parts that are not whole.
+
+    Parts whose pages lie apart are left out: how many do depends on the cache.
+    """
+    context_id, used = np.asarray(tiles.context_id), np.asarray(tiles.used)
+    pages = -(-used // page_size)
+    return np.where((context_id >= 0) & (pages < tiles.blocks.part_keys // page_size), pages, 0).sum(-1)
+
+
 def _context_tiles(
     context_id: np.ndarray, context_len: np.ndarray, segment_start: np.ndarray, blocks: TpuBlocks
 ) -> tuple[np.ndarray, ...]:
-    """Return block, kind, context, first key and used keys of the context tiles."""
+    """Return block and kind of the context tiles, `[tiles]`; context, first key and used keys, `[tiles, parts]`."""
     live = np.flatnonzero((context_len > 0) | (segment_start <= np.arange(len(context_len))))
     contexts = int(context_id.max(initial=0)) + 1
     pair = (live // blocks.tokens).astype(np.int64) * contexts + context_id[live]
@@ -148,40 +187,48 @@ def _context_tiles(
     block = pairs // contexts
     alone = np.bincount(block, minlength=1)[block] == 1  # the block's only context
 
-    counts = -(-longest // blocks.keys)
-    first = ramp(counts) * blocks.keys
+    counts = -(-longest // blocks.part_keys)
+    first = ramp(counts) * blocks.part_keys
     block, context, longest, shortest, alone = (
         np.repeat(x, counts) for x in (block, pairs % contexts, longest, shortest, alone)
     )
-    used = np.minimum(longest - first, blocks.keys)
-    uniform = alone & (shortest >= first + used)
-    kind = np.where(uniform, np.where(used == blocks.keys, 0, 1), 2)
-    return block, kind, context, first, used
+    used = np.minimum(longest - first, blocks.part_keys)
+    masked = ~(alone & (shortest >= first + used))
+
+    rank = ramp(np.unique(block, return_counts=True)[1])  # of a part in its block
+    tile = np.cumsum(rank % blocks.parts == 0) - 1
+    begins = np.flatnonzero(rank % blocks.parts == 0)
+    columns = np.zeros((3, len(begins), blocks.parts), np.int64)
+    columns[:, tile, rank % blocks.parts] = context, first, used
+    whole = columns[2].sum(1) == blocks.keys
+    kind = np.where(np.bincount(tile, masked, len(begins)) > 0, 2, np.where(whole, 0, 1))
+    return block[begins], kind, *columns
 
 
 def _own_tiles(segment_start: np.ndarray, blocks: TpuBlocks) -> tuple[np.ndarray, ...]:
-    """Return block, kind, context, first key and used keys of the tiles of new tokens."""
+    """Return block and kind of the tiles of new tokens, `[tiles]`; -1, first key and used keys, `[tiles, parts]`."""
     rows = np.flatnonzero(segment_start <= np.arange(len(segment_start)))
-    if not len(rows):
-        return (rows,) * 5
     block, where = np.unique(rows // blocks.tokens, return_index=True)
-    lowest = np.minimum.reduceat(segment_start[rows], where)
-    end = rows[np.r_[where[1:], len(rows)] - 1] + 1
+    lowest = np.minimum.reduceat(segment_start[rows], where) if len(rows) else rows
+    end = rows[np.r_[where[1:], len(rows)] - 1] + 1 if len(rows) else rows
     near = _are_near(segment_start, rows, where, blocks)
-    lowest = np.where(near, block * blocks.tokens, lowest // OWN_ALIGNMENT * OWN_ALIGNMENT)
+    lowest = np.where(near, block * blocks.tokens - blocks.reach, lowest // OWN_ALIGNMENT * OWN_ALIGNMENT)
     counts = -(-(end - lowest) // blocks.keys)
-    first = np.repeat(lowest, counts) + ramp(counts) * blocks.keys
-    used = np.minimum(np.repeat(end, counts) - first, blocks.keys)
+    columns = np.zeros((3, counts.sum(), blocks.parts), np.int64)
+    columns[0] = -1
+    columns[1, :, 0] = np.repeat(lowest, counts) + ramp(counts) * blocks.keys
+    columns[2, :, 0] = np.minimum(np.repeat(end, counts) - columns[1, :, 0], blocks.keys)
     kind = np.repeat(np.where(near, 3, 2), counts)
-    return np.repeat(block, counts), kind, np.full(len(first), -1), first, used
+    return np.repeat(block, counts), kind, *columns
 
 
 def _are_near(segment_start: np.ndarray, rows: np.ndarray, where: np.ndarray, blocks: TpuBlocks) -> np.ndarray:
     """Return for each block with live rows, which begin at `where`, whether a near tile holds what they see."""
-    if not blocks.has_near:
+    if not blocks.has_near or not len(rows):
         return np.zeros(len(where), bool)
-    furthest = np.maximum(rows // REACH * REACH - REACH, rows // blocks.tokens * blocks.tokens)
-    return np.logical_and.reduceat(segment_start[rows] >= furthest, where)
+    begin = rows // blocks.tokens * blocks.tokens - blocks.reach
+    furthest = np.maximum(rows // REACH * REACH - REACH, begin)
+    return np.logical_and.reduceat((segment_start[rows] >= furthest) & (begin >= 0), where)
 
 
 def _contiguous(
@@ -214,7 +261,8 @@ def block_sizes(*, chip: str, heads: int, kv_heads: int, head_dim: int, dtype: s
     group = heads // kv_heads
     for entry in _tuned(chip):
         if group <= entry["max_group"] and head_dim <= entry["max_head_dim"] and dtype in entry["dtypes"]:
-            return TpuBlocks(**{field.name: entry[field.name] for field in dataclasses.fields(TpuBlocks)})
+            names = (field.name for field in dataclasses.fields(TpuBlocks))
+            return TpuBlocks(**{name: entry[name] for name in names if name in entry})
     raise ValueError(
         f"heads, kv_heads, head_dim, dtype: no block sizes for {heads}, {kv_heads}, {head_dim}, {dtype} on {chip}"
     )

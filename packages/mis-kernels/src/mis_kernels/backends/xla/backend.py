@@ -30,7 +30,6 @@ class XlaBackend(Backend):
     name = "xla"
     platforms: ClassVar[tuple[str, ...]] = ("gpu", "tpu")
     contexts = 256
-    context_tile = tiles.ROW_BLOCK, tiles.CONTEXT_TILE
     lanes: ClassVar[int] = 1
     keeps_bits: ClassVar[bool] = False
 
@@ -55,6 +54,11 @@ class XlaBackend(Backend):
         return -(-self.heads.head_dim // self.lanes) * self.lanes
 
     @property
+    def context_tile(self) -> tuple[int, int] | None:
+        """As attention is cut."""
+        return tiles.ROW_BLOCK, tiles.CONTEXT_TILE
+
+    @property
     def alignment(self) -> int:
         """None: a block may hold segments of any contexts."""
         return 1
@@ -63,6 +67,10 @@ class XlaBackend(Backend):
     def few_rows(self) -> tuple[int, ...]:
         """None."""
         return ()
+
+    def for_mixed_steps(self) -> Backend:
+        """Change nothing."""
+        return self
 
     def for_decoding(self) -> Self:
         """Change nothing."""
