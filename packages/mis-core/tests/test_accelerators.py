@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from mis_core import Engine
+from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
 from mis_testing.compilations import count_compilations
@@ -58,9 +59,11 @@ def device(request, tpu: Device, gpu: Device) -> Device:
 
 @pytest.fixture(scope="module")
 def engine(path: Path, device: Callable[[], AbstractContextManager]) -> Iterator[Engine]:
-    with device(), Engine.from_pretrained(path, max_total_tokens=CACHE_TOKENS, **UNWARMED) as engine:
-        yield engine
-        engine.check()
+    with pytest.MonkeyPatch.context() as patch, device():
+        patch.setattr(TpuBackend, "mixed_context", 512)  # the long query is longer, the short one is not
+        with Engine.from_pretrained(path, max_total_tokens=CACHE_TOKENS, **UNWARMED) as engine:
+            yield engine
+            engine.check()
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +94,29 @@ def test_one_step_agrees_with_transformers(engine: Engine, oracle: PointwiseOrac
     assert engine.statistics()["steps"] == before + 1
     expected = oracle.label_logprobs([SHORT + item for item in FEW], LABELS)
     assert_scores_close(found.token_logprobs, expected, "bfloat16", "logprob")
+
+
+def test_short_contexts_share_steps_of_their_own_on_tpus(
+    engine: Engine, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A TPU pays for each context of its usual steps; a GPU has one kind."""
+    kinds, run = [], type(engine._loop._runner).run
+    monkeypatch.setattr(engine._loop._runner, "run", lambda plan: kinds.append(plan.is_mixed) or run(runner, plan))
+    runner = engine._loop._runner
+    softmax(engine, SHORT, FEW)
+    softmax(engine, QUERY, FEW)
+    assert kinds[0] == (request.node.callspec.params["device"] == "tpu")
+    assert not any(kinds[1:])
+
+
+def test_many_callers_score_as_each_does_alone(engine: Engine) -> None:
+    callers = [(ids(20 + n, 40)[0], ids(40 + n, 15)) for n in range(3)]
+    alone = [softmax(engine, *caller) for caller in callers]
+    engine.flush_cache()
+    with ThreadPoolExecutor(len(callers)) as pool:
+        together = list(pool.map(lambda caller: softmax(engine, *caller), callers))
+    for found, expected in zip(together, alone, strict=True):
+        assert_agree(found, expected)
 
 
 def test_a_query_in_chunks_agrees_with_transformers(engine: Engine, oracle: PointwiseOracle) -> None:

@@ -274,6 +274,49 @@ def test_callers_of_one_item_fill_the_rows_of_their_steps() -> None:
     assert rows <= 1.1 * computed
 
 
+MIXED = StepShape(512, 64, 32, 8, tiles=TileBudget(256, 256, 128))
+TWO_KINDS = dataclasses.replace(SHAPE, alignment=256, mixed=MIXED)
+
+
+def test_short_contexts_have_steps_of_their_own_whoever_else_runs() -> None:
+    """Which kind a request has follows from its longest context alone: its query, or what a paged item sees."""
+    alone = {}
+    for query, item in ((60, 20), (512, 20), (513, 20), (100, 400), (100, 412), (100, 413)):
+        driver = Driver(TWO_KINDS)
+        driver.submit(request_of(tokens(query, query), [tokens(item, item)]))
+        driver.run()
+        alone[query, item] = {plan.is_mixed for plan in driver.plans}
+    assert alone == {
+        (60, 20): {True}, (512, 20): {True}, (513, 20): {False},
+        (100, 400): {True}, (100, 412): {True}, (100, 413): {False},
+    }  # fmt: skip
+    together = Driver(TWO_KINDS)
+    together.submit(*[request_of(tokens(query, query), [tokens(item, item)]) for query, item in alone])
+    together.run()
+    kinds: dict[int, set[bool]] = {}
+    for plan in together.plans:
+        for reading in plan.readings:
+            kinds.setdefault(reading.owner.id, set()).add(plan.is_mixed)
+    assert [kinds[number] for number in sorted(kinds)] == [*alone.values()]
+
+
+def test_steps_of_both_kinds_take_turns() -> None:
+    driver = Driver(TWO_KINDS)
+    driver.submit(request_of(tokens(1, 700), [tokens(n, 20) for n in range(60)]))
+    driver.submit(request_of(tokens(2, 100), [tokens(n, 20) for n in range(100)]))
+    driver.run()
+    kinds = [plan.is_mixed for plan in driver.plans]
+    assert kinds[:6] == [False, True] * 3
+
+
+def test_callers_of_one_item_fill_mixed_steps() -> None:
+    driver = Driver(TWO_KINDS, pages=200)
+    driver.submit(*[request_of(tokens(n, 60), [tokens(n + 100, 15)]) for n in range(24)])
+    driver.run()
+    assert all(plan.is_mixed for plan in driver.plans)
+    assert sum(plan.rows for plan in driver.plans) <= 24 * 85  # of 75 tokens; where contexts are aligned, 256
+
+
 def test_requests_of_one_known_query_share_its_context() -> None:
     driver, query = Driver(), tokens(1, 200)
     driver.run(request_of(query, [tokens(2, 5)]))

@@ -33,9 +33,11 @@ SCHEDULE = AttentionSchedule(
 BLOCKS = TpuBlocks(tokens=512, keys=512, strip=256, key_step=256)
 
 
-def attention(tiles: list[list[int]], rows: list[int], schedule: AttentionSchedule = SCHEDULE) -> Range:
+def attention(
+    tiles: list[list[int]], rows: list[int], schedule: AttentionSchedule = SCHEDULE, *, single_pages: int = 0
+) -> Range:
     sizes = {"kv_heads": 2, "head_dim": 128, "blocks": BLOCKS, "page_size": 64}
-    return price_attention(tiles, rows, schedule, **sizes, chip=CHIPS["v6e"], clock_hz=1e9)
+    return price_attention(tiles, [single_pages] * len(rows), rows, schedule, **sizes, chip=CHIPS["v6e"], clock_hz=1e9)
 
 
 def test_attention_is_priced_by_the_device_with_the_most_tiles() -> None:
@@ -43,6 +45,11 @@ def test_attention_is_priced_by_the_device_with_the_most_tiles() -> None:
     assert found.best == pytest.approx(2 * (650_000 + 4 * 60 + 2 * 50) / 1e9)
     assert found.expected == pytest.approx(2 * (650_000 + 30 + 4 * 80 + 2 * 0.02 * 40 + 2 * 60) / 1e9)
     assert found.worst == pytest.approx(2 * (650_000 + 60 + 4 * 100 + 2 * 40 + 2 * 70) / 1e9)
+
+
+def test_pages_that_are_copied_one_by_one_are_paid_for() -> None:
+    alone, more = attention([[1, 0, 0, 0]], [512]), attention([[1, 0, 0, 0]], [512], single_pages=3)
+    assert more.best - alone.best == pytest.approx(2 * 3 * 5 / 1e9)
 
 
 def test_a_tile_takes_no_less_than_its_keys_and_values_need_to_come() -> None:

@@ -106,6 +106,7 @@ def price_requests(
         },
         "quantization": quantization, "target": target, "model": model, "requests": list(requests), "dp": dp, "tp": tp,
         "step_tokens": step_tokens, "attention": schedules.attention._asdict(),
+        "mixed_attention": schedules.mixed_attention._asdict(),
         "norm_rope": schedules.norm_rope, "log_sum_exp": schedules.log_sum_exp and schedules.log_sum_exp._asdict(),
     }  # fmt: skip
     env = environment(TARGETS[target], None)

@@ -10,19 +10,25 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from mis_core.aot.roofline import ITEM_BYTES, weight_bytes
 from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import Decoder
+from mis_core.models.layers import kept_elements
 from mis_core.models.parallel import DATA, PRODUCTS, TENSOR, backend_for, partition, placement, spread_heads
 from mis_core.runner.arrays import step_arrays
 from mis_core.runner.buckets import PAIRS
 from mis_core.runner.reads import make_reads
 from mis_core.runner.sampling import SAMPLED_ROWS, DrawArrays
 from mis_core.runner.step import CACHE, cache_shape, decode, make_step
-from mis_core.scheduler.plan import SLOTS, StepPlan, StepShape
+from mis_core.scheduler.plan import PAGE_SIZE, SLOTS, StepPlan, StepShape
+from mis_kernels.aot.chips import CHIPS
 from mis_kernels.aot.targets import Topology
 from mis_kernels.aot.targets import mesh as mesh_of
 from mis_kernels.backends import Backend
 from mis_kernels.quantized import QuantizedWeight, block_of
+
+_MOST_PAGES = 2048
+_USED = 0.75  # of a device's memory, by weights and cache; temporaries need the rest
 
 
 def compile_step(
@@ -44,7 +50,8 @@ def compile_step(
         config: The model's shape.
         mesh: Devices with axes `DATA` and `TENSOR`, which may exist for the compiler only.
         plan: What the step computes; its tile lists decide nothing but the arrays' sizes.
-        shape: Room of a step; `shape.tokens` is the size that is compiled, but of decode steps, which have one.
+        shape: Room of a step of this kind; `shape.tokens` is the size that is compiled, but of decode steps, which have
+            one.
         dtype: Type of weights and activations.
         quantization: `int8`: of the layers' products; `none`.
         pages: Pages of the KV cache on each device along `DATA`.
@@ -57,10 +64,8 @@ def compile_step(
 
     cache = on_mesh(cache_shape(spread, mesh.shape[DATA], pages, backend), backend.storage_dtype, CACHE)
     step = make_step(graph, abstract, mesh, pages, backend)
-    if plan.is_decoding:
-        arrays = step_arrays(backend.for_decoding(), shape, plan, SLOTS, SLOTS)
-    else:
-        arrays = step_arrays(backend, shape, plan, shape.tokens, min(shape.scored, shape.tokens))
+    tokens, scored = (SLOTS, SLOTS) if plan.is_decoding else (shape.tokens, min(shape.scored, shape.tokens))
+    arrays = step_arrays(backend, shape, plan, tokens, scored)
     arrays = jax.tree.map(lambda x: on_mesh(x.shape, x.dtype, P(DATA)), arrays)
     if plan.is_decoding:
         last = on_mesh((SLOTS * mesh.shape[DATA],), jnp.dtype("int32"), P(DATA))
@@ -124,6 +129,14 @@ def compile_vocabulary_reads(
         *(held.lower(abstract, rows(SAMPLED_ROWS), logits).compile() for held in reads.hold_logits.values()),
         reads.next_tokens.lower(logits, count, how, last, counts).compile(),
     )
+
+
+def cache_pages(config: ModelConfig, chip: str, backend: Backend, tensor: int) -> int:
+    """Return the pages of a cache as a server has it on each device, up to `_MOST_PAGES`: small ones would fit VMEM."""
+    spread = spread_heads(config, tensor)
+    room = _USED * CHIPS[chip].memory - weight_bytes(config) / tensor
+    page = ITEM_BYTES * PAGE_SIZE * kept_elements(spread.layers, backend.cache_head_dim) // tensor
+    return min(int(room / page), _MOST_PAGES)
 
 
 def topology_mesh(target: Topology, data: int, tensor: int) -> Mesh:

@@ -17,7 +17,7 @@ import numpy as np
 
 from mis_core.aot.hlo import KERNEL, HloOperation, read_operations
 from mis_core.aot.price import price_program
-from mis_core.aot.programs import compile_head, compile_step, topology_mesh
+from mis_core.aot.programs import cache_pages, compile_head, compile_step, topology_mesh
 from mis_core.aot.traffic import plan_requests
 from mis_core.models.config import ModelConfig
 from mis_core.models.parallel import backend_for, spread_heads
@@ -42,7 +42,7 @@ from mis_kernels.aot.ranges import Range, total
 from mis_kernels.aot.targets import TARGETS, Topology
 from mis_kernels.backends import Backend
 from mis_kernels.backends.tpu.backend import TpuBackend
-from mis_kernels.backends.tpu.tiles import count_tiles
+from mis_kernels.backends.tpu.tiles import count_single_pages, count_tiles
 from mis_kernels.segments import NOWHERE
 from mis_kernels.target import compiling_for
 
@@ -69,38 +69,44 @@ def _priced(job: Mapping[str, Any], target: Topology) -> dict[str, Any]:
     shape, pages, plans = _plan(job["requests"], job["step_tokens"], backend, data)
     sizes = [next(size for size in token_buckets(shape.tokens) if size >= plan.rows) for plan in plans]
     programs = {
-        size: _read(
+        (plan.is_mixed, size): _read(
             compile_step(
                 config,
                 on,
-                plans[sizes.index(size)],
-                dataclasses.replace(shape, tokens=size),
+                plan,
+                dataclasses.replace(shape.room(plan.is_mixed), tokens=size),
                 quantization=job["quantization"],
-                pages=pages,
+                pages=max(pages, cache_pages(config, target.chip, backend, tensor)),
             )
         )
-        for size in sorted(set(sizes))
+        for (_, size), plan in {(plan.is_mixed, size): plan for plan, size in zip(plans, sizes, strict=True)}.items()
     }
     chip, clock = CHIPS[target.chip], target.clock_ghz * 1e9
     assert isinstance(backend, TpuBackend), "code is made for a TPU"
-    heads, schedule, layers = spread.attention.on_device(tensor), schedule_of(job["attention"]), len(config.layers)
+    heads, layers = spread.attention.on_device(tensor), len(config.layers)
+    attends = {False: (backend, schedule_of(job["attention"]))}
+    attends[True] = (backend.for_mixed_steps(), schedule_of(job["mixed_attention"]))
     head = [
         _price_head(_read(program).operations, job, config, chip, clock) for program in compile_head(config, on, shape)
     ]
     stages: dict[str, Range] = defaultdict(lambda: Range.of(0.0))
     for plan, size in zip(plans, sizes, strict=True):
-        arrays = step_arrays(backend, shape, plan, size, min(size, shape.scored))
+        room, (layout, schedule) = shape.room(plan.is_mixed), attends[plan.is_mixed]
+        arrays = step_arrays(backend, room, plan, size, min(size, room.scored))
         exchanges = int(arrays.exchanges[0])
-        for stage, seconds in price_program(programs[size].operations, clock, chip, exchanges=exchanges).items():
+        for stage, seconds in price_program(
+            programs[plan.is_mixed, size].operations, clock, chip, exchanges=exchanges
+        ).items():
             stages[stage] += seconds
-        tiles, rows = count_tiles(arrays.segments.tiles).tolist(), [shard.rows for shard in plan.shards]
+        tiles, rows = arrays.segments.tiles, [shard.rows for shard in plan.shards]
         attention = price_attention(
-            tiles,
+            count_tiles(tiles).tolist(),
+            count_single_pages(tiles, PAGE_SIZE).tolist(),
             rows,
             schedule,
             kv_heads=heads.kv_heads,
             head_dim=backend.cache_head_dim,
-            blocks=backend.blocks,
+            blocks=layout.blocks,
             page_size=PAGE_SIZE,
             chip=chip,
             clock_hz=clock,

@@ -7,23 +7,22 @@ from functools import partial
 
 import jax.numpy as jnp
 
-from mis_core.aot.programs import compile_step, compile_vocabulary_reads, topology_mesh
-from mis_core.aot.roofline import ITEM_BYTES, weight_bytes
-from mis_core.models.layers import kept_elements
+from mis_core.aot.programs import cache_pages, compile_step, compile_vocabulary_reads, topology_mesh
+from mis_core.aot.roofline import weight_bytes
 from mis_core.models.parallel import backend_for, spread_heads
 from mis_core.models.published import PUBLISHED
 from mis_core.runner.buckets import empty_decode_step, full_step, step_shape
 from mis_core.scheduler.plan import PAGE_SIZE, longest_item
-from mis_kernels.aot.chips import CHIPS
 from mis_kernels.aot.targets import TARGETS
 from mis_kernels.target import compiling_for
 
-TOKENS, CONTEXT, ITEM, CONTEXT_PAGES, MOST_PAGES = 2048, 2000, 20, 128, 2048
-USED = 0.75  # of a device's memory, by weights and cache; temporaries need the rest
+TOKENS, CONTEXT, ITEM, CONTEXT_PAGES = 2048, 2000, 20, 128
 
 
-def compile_one(topology: str, model: str, data: int, tensor: int, *, decodes: bool = False) -> str:
-    """Compile one step, of segments or of single tokens; return a line about it.
+def compile_one(
+    topology: str, model: str, data: int, tensor: int, *, decodes: bool = False, is_mixed: bool = False
+) -> str:
+    """Compile one step, of segments, of short contexts or of single tokens; return a line about it.
 
     Raises:
         RuntimeError: XLA makes room for another copy of the weights, which it would fill in every step.
@@ -37,18 +36,18 @@ def compile_one(topology: str, model: str, data: int, tensor: int, *, decodes: b
         shape = step_shape(
             backend, TOKENS, pages_per_context=CONTEXT_PAGES, shards=data, longest_item=longest_item(TOKENS)
         )
-        room = USED * CHIPS[target.chip].memory - weight_bytes(config) / tensor
-        page = ITEM_BYTES * PAGE_SIZE * kept_elements(spread.layers, backend.cache_head_dim) // tensor
-        pages = min(int(room / page), MOST_PAGES)
-        plan = empty_decode_step(shape) if decodes else full_step(shape, CONTEXT, ITEM)
-        compiled = compile_step(config, on, plan, shape, pages=pages)
+        pages = cache_pages(config, target.chip, backend, tensor)
+        room = shape.room(is_mixed)
+        context = min(CONTEXT, room.pages_per_context * PAGE_SIZE)
+        plan = empty_decode_step(shape) if decodes else full_step(room, context, ITEM, is_mixed=is_mixed)
+        compiled = compile_step(config, on, plan, room, pages=pages)
     memory = compiled.memory_analysis()
     assert memory is not None, "the TPU compiler reports memory"
     line = (
         f"{topology:8} {model:14} dp {data} tp {tensor}  {time.perf_counter() - began:5.1f} s  per chip: "
         f"arguments {memory.argument_size_in_bytes / 2**20:.0f} MiB, "
         f"temporaries {memory.temp_size_in_bytes / 2**20:.0f} MiB, {pages * PAGE_SIZE:,} tokens in the cache"
-        f"{', decoding' if decodes else ''}"
+        f"{', decoding' if decodes else ''}{', mixed' if is_mixed else ''}"
     )
     if tensor == 1 and memory.temp_size_in_bytes > weight_bytes(config) / 2:
         raise RuntimeError(f"{line}: another copy of the weights?")
@@ -66,11 +65,11 @@ def compile_reads(topology: str, model: str, data: int, tensor: int) -> str:
 
 
 def main(job: str) -> None:
-    """Compile every step of a job, and for the first what reads the vocabulary, and the step that decodes."""
+    """Compile every step of a job, of both kinds, and for the first what reads the vocabulary and what decodes."""
     described = json.loads(job)
     topology, steps = described["topology"], described["steps"]
     jobs = [partial(compile_reads, topology, *steps[0]), partial(compile_one, topology, *steps[0], decodes=True)]
-    jobs += [partial(compile_one, topology, *step) for step in steps]
+    jobs += [partial(compile_one, topology, *step, is_mixed=is_mixed) for step in steps for is_mixed in (False, True)]
     for compiling in jobs:
         sys.stdout.write(compiling() + "\n")
         sys.stdout.flush()

@@ -40,8 +40,8 @@ def step_arrays(backend: Backend, shape: StepShape, plan: StepPlan, tokens: int,
     """Pad every shard of a plan to `tokens` rows and `scored` scored rows, and stack them.
 
     Args:
-        backend: Who attends.
-        shape: Room of a step.
+        backend: Who attends; how it lays the step out follows from the plan.
+        shape: Room of a step of this kind.
         plan: The step.
         tokens: Size of the compiled step.
         scored: Its scored rows.
@@ -49,6 +49,8 @@ def step_arrays(backend: Backend, shape: StepShape, plan: StepPlan, tokens: int,
     contexts, longest = (SLOTS, 1) if plan.is_decoding else (shape.contexts, shape.longest_item)
     most_tiles = None if plan.is_decoding or shape.tiles is None else shape.tiles.most
     limits = StepLimits(contexts, shape.pages_per_context * PAGE_SIZE, longest, plan.is_decoding, most_tiles)
+    if plan.is_decoding or plan.is_mixed:
+        backend = backend.for_decoding() if plan.is_decoding else backend.for_mixed_steps()
     capacity = backend.tile_capacity(tokens, limits)
     writes = _page_writes(plan, tokens)
     devices = np.arange(len(plan.shards))

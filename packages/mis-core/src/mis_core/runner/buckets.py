@@ -20,14 +20,20 @@ def step_shape(backend: Backend, tokens: int, *, pages_per_context: int, shards:
         longest_item: Longest item, in tokens, that a step takes whole.
         shards: Devices along the `data` axis.
     """
-    scored, tiles = max(STEP_MULTIPLE, tokens // 8), None
+    scored, tiles, mixed = max(STEP_MULTIPLE, tokens // 8), None, None
     if backend.context_tile is not None:
         rows, keys = backend.context_tile
         longest = -(-pages_per_context * PAGE_SIZE // keys)
-        # Each block may visit a context for each of its rows, or two of the longest: more waits for the next step.
-        tiles = TileBudget(rows, keys, tokens // rows * max(rows, 2 * longest))
+        # Each block may visit a context for each of its rows, up to a page of them, or two of the longest: more waits
+        # for the next step.
+        tiles = TileBudget(rows, keys, -(-tokens // rows) * max(min(rows, PAGE_SIZE), 2 * longest))
+    if backend.mixed_context:
+        pages = min(backend.mixed_context // PAGE_SIZE, pages_per_context)
+        mixed = step_shape(
+            backend.for_mixed_steps(), tokens, pages_per_context=pages, shards=shards, longest_item=longest_item
+        )
     return StepShape(
-        tokens, scored, backend.contexts, pages_per_context, longest_item, backend.alignment, shards, tiles
+        tokens, scored, backend.contexts, pages_per_context, longest_item, backend.alignment, shards, tiles, mixed
     )
 
 
@@ -38,13 +44,14 @@ def token_buckets(budget: int) -> list[int]:
     return sorted([*powers, *between, budget])
 
 
-def full_step(shape: StepShape, context: int, item: int) -> StepPlan:
+def full_step(shape: StepShape, context: int, item: int, *, is_mixed: bool = False) -> StepPlan:
     """Plan a step full of items behind one cached query on every device.
 
     Args:
         shape: Room of a step.
         context: Tokens of the query; 0: none, which fits however short the longest context is.
         item: Tokens of an item.
+        is_mixed: Whether the room is that of mixed steps.
     """
     count = min(shape.tokens // item, shape.scored)
     ints = np.arange(count, dtype=np.int32)
@@ -62,7 +69,7 @@ def full_step(shape: StepShape, context: int, item: int) -> StepPlan:
         page_table=table,
         scored_rows=ints * item + item - 1,
     )
-    return StepPlan((shard,) * shape.shards, ())
+    return StepPlan((shard,) * shape.shards, (), is_mixed=is_mixed)
 
 
 def empty_decode_step(shape: StepShape) -> StepPlan:

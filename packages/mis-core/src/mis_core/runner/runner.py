@@ -58,7 +58,6 @@ class Runner:
             self._cache = jax.block_until_ready(self._empty_cache())
         except jax.errors.JaxRuntimeError as error:
             raise _no_room(pages * mesh.shape[DATA]) from error
-        self._decoding = self._backend.for_decoding()
         self._sizes = token_buckets(shape.tokens)
         self._decode_sizes = [*few_rows(config, mesh.shape[TENSOR], self._backend), SLOTS]
         steps = {
@@ -101,8 +100,10 @@ class Runner:
         )
         for size in tqdm(self._sizes, desc="Compiling steps", unit="shape", disable=not progress):
             began = time.perf_counter()
-            plan = full_step(dataclasses.replace(self.shape, tokens=size), context=0, item=MIN_TOKENS)
-            hidden = self._hidden(plan, size)
+            kinds = [False] if self.shape.mixed is None else [True, False]
+            for is_mixed in kinds:
+                room = dataclasses.replace(self.shape.room(is_mixed), tokens=size)
+                hidden = self._hidden(full_step(room, context=0, item=MIN_TOKENS, is_mixed=is_mixed), size)
             self._reads.label_logits(self._weights, hidden, pairs, pairs).block_until_ready()
             self._reads.log_sum_exp(self._weights, hidden, few).block_until_ready()
             chosen = [self._reads.choose_rows(hidden, rows) for rows in (few, sampled)]
@@ -157,9 +158,9 @@ class Runner:
         return next(size for size in sizes if size >= plan.rows)
 
     def _hidden(self, plan: StepPlan, size: int) -> Array:
-        backend = self._decoding if plan.is_decoding else self._backend
-        shape = dataclasses.replace(self.shape, pages_per_context=plan.shards[0].page_table.shape[1])
-        arrays = step_arrays(backend, shape, plan, size, min(size, shape.scored))
+        pages = plan.shards[0].page_table.shape[1]
+        shape = dataclasses.replace(self.shape.room(plan.is_mixed), pages_per_context=pages)
+        arrays = step_arrays(self._backend, shape, plan, size, min(size, shape.scored))
         if plan.is_decoding:
             hidden, self._cache = self._decode(self._weights, self._cache, arrays, self._slots.last)
             return hidden

@@ -11,7 +11,7 @@ from mis_core.requests import FinishReason, GenerateRequest, NewToken
 from mis_core.scheduler.answer import Placements
 from mis_core.scheduler.homes import Home, Opening, QueryLock
 from mis_core.scheduler.parts import QueryPrefill
-from mis_core.scheduler.plan import PAGE_SIZE, StepBuilder
+from mis_core.scheduler.plan import PAGE_SIZE, StepBuilder, StepShape
 from mis_core.scheduler.reading import Draws, Reading, Values
 from mis_core.scheduler.run import Run, Waiting
 
@@ -45,7 +45,7 @@ class Generation(Waiting):
         for (home,) in opening.rank(self.tokens, request.max_new_tokens, request.cache_salt):
             if not home.has_slot:
                 continue
-            run = GenerationRun(self, home)
+            run = GenerationRun(self, home, opening.shape)
             # One page more for each that is there already, so that it does not lose its own at once.
             if run.missing_pages(home.shard) + len(home.slots) <= home.headroom:
                 home.slots[run.slot] = run
@@ -70,11 +70,12 @@ class GenerationRun:
         age: Rises from one run to the next.
         is_cancelled: Whether nobody waits for what is still read.
         dense_mask: It never asks for materialised masks.
+        is_mixed: Whether what it begins with is computed in mixed steps.
     """
 
     _ages = itertools.count()
 
-    def __init__(self, generation: Generation, home: Home) -> None:
+    def __init__(self, generation: Generation, home: Home, shape: StepShape) -> None:
         self.id = generation.id
         self.waiting: Waiting = generation
         self.generation = generation
@@ -84,6 +85,7 @@ class GenerationRun:
         self.age = next(self._ages)
         self.is_cancelled = False
         self.dense_mask = False
+        self.is_mixed = shape.is_mixed(len(generation.request.prompt) + generation.request.max_new_tokens)
         self._tokens = generation.tokens
         self._shared = (len(self._tokens) - 1) // PAGE_SIZE
         lock = QueryLock([home], self._tokens[: self._shared * PAGE_SIZE], generation.request.cache_salt)

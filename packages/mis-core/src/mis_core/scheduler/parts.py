@@ -188,6 +188,7 @@ class PagedItems:
     """Plans one request's long items, one after the other; under `serial`, all its items.
 
     Attributes:
+        longest_context: Tokens of the longest, with what it sees of the query.
         in_step: Items in the step being planned.
     """
 
@@ -214,6 +215,7 @@ class PagedItems:
         self._first_reads = request.read_starts[items]
         self._reads = np.diff(request.read_starts)[items]
         self._pages = -(-self._tokens // PAGE_SIZE)
+        self.longest_context = int((context_lens - self._repeated + self._tokens).max(initial=0))
         self._next = 0
         self._current: _PagedItem | None = None
         self._retired: list[_PagedItem] = []

@@ -74,6 +74,8 @@ class StepShape:
             rows that lie together visit each other's context.
         shards: Devices along the `data` axis.
         tiles: Tiles that the rows of a shard may visit; None: any number.
+        mixed: Room of steps of their own for requests of short contexts, whose rows lie side by side; None: all
+            requests share steps.
     """
 
     tokens: int
@@ -84,6 +86,15 @@ class StepShape:
     alignment: int = 1
     shards: int = 1
     tiles: TileBudget | None = None
+    mixed: "StepShape | None" = None
+
+    def is_mixed(self, longest_context: int) -> bool:
+        """Return whether a request is computed in mixed steps, by nothing but its longest context, in tokens."""
+        return self.mixed is not None and longest_context <= self.mixed.pages_per_context * PAGE_SIZE
+
+    def room(self, is_mixed: bool) -> "StepShape":
+        """Return the room of mixed steps, or of the others."""
+        return self.mixed if is_mixed and self.mixed is not None else self
 
     @property
     def whole_tokens(self) -> int:
@@ -153,6 +164,7 @@ class StepPlan:
         dense_mask: Whether materialised masks are asked for.
         is_decoding: Whether its rows are sequences that have slots. Then `token_ids` are slots, whose last tokens
             are meant; each is written to its position in its context's page, and `writes` are empty.
+        is_mixed: Whether it is laid out in the room of `StepShape.mixed`.
     """
 
     shards: tuple[ShardPlan, ...]
@@ -160,6 +172,7 @@ class StepPlan:
     writes: tuple[PageWrites, ...] = ()
     dense_mask: bool = False
     is_decoding: bool = False
+    is_mixed: bool = False
 
     @property
     def exchanged_rows(self) -> int:
@@ -401,12 +414,12 @@ class StepBuilder:
         shard.scored_rows.append(rows)
         shard.scored += len(rows)
 
-    def finish(self, dense_mask: bool = False) -> StepPlan | None:
+    def finish(self, dense_mask: bool = False, is_mixed: bool = False) -> StepPlan | None:
         """Return the step, or None if nothing was added."""
         if not any(shard.runs for shard in self._shards):
             return None
         shards = tuple(shard.plan() for shard in self._shards)
-        return StepPlan(shards, tuple(self._readings), tuple(self._writes), dense_mask)
+        return StepPlan(shards, tuple(self._readings), tuple(self._writes), dense_mask, is_mixed=is_mixed)
 
 
 def _within_run(start: int, least: int, end: int, alignment: int) -> tuple[int, int]:

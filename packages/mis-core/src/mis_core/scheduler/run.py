@@ -43,11 +43,13 @@ class Run(NeedsPages, Owner, Protocol):
         waiting: Its entry while it waited.
         homes: Where it has its pages; more than one if it is spread.
         dense_mask: Whether it asks for materialised masks.
+        is_mixed: Whether it is computed in mixed steps, see `StepShape.is_mixed`.
     """
 
     waiting: Waiting
     homes: tuple[Home, ...]
     dense_mask: bool
+    is_mixed: bool
 
     @property
     def is_planned(self) -> bool:

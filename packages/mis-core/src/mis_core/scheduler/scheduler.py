@@ -2,8 +2,10 @@
 
 Requests wait in order of arrival until a shard has room for all they may need; so a request that runs
 never waits for pages, and none can block another for ever. Then it stays on that shard; one that is alone
-may get all of them. Those that run on a shard take turns (`turns`), and the oldest gets what is left. Sequences that
-are generated get a token each in decode steps, which take turns with all others.
+may get all of them. Those that run on a shard take turns (`turns`), and the oldest gets what is left. Requests of
+short contexts have steps of their own where there is room for such (`StepShape.mixed`), and those with dense masks have,
+too; such kinds of steps take turns. Sequences that are generated get a token each in decode steps, which take turns with
+all others.
 
 A sequence takes pages as it grows, so the pages that another one waits for may be held for long. Therefore `PASSES`
 requests may pass a sequence that waits for pages; then none may until those that run are answered. If it still finds no
@@ -56,6 +58,7 @@ class Scheduler:
         self._turns: deque[Run] = deque()  # those whose segments are not all planned
         self._homes = self._empty_homes()
         self._decodes_next = False
+        self._kind_steps: dict[tuple[bool, bool], int] = {}  # of dense masks, of mixed rows: number of the last step
 
     @property
     def has_work(self) -> bool:
@@ -146,18 +149,25 @@ class Scheduler:
     def _segments(self) -> StepPlan | None:
         if not self._turns:
             return None
-        if self._turns[0].dense_mask:
-            return self._plan([self._turns[0]], dense_mask=True)
-        return self._plan([run for run in self._turns if not run.dense_mask])
+        # Of the kinds that there are, the one whose step is longest ago: hundreds of small requests of one kind would
+        # keep those of another waiting for a whole turn.
+        kinds: dict[tuple[bool, bool], list[Run]] = {}
+        for run in self._turns:
+            kinds.setdefault((run.dense_mask, run.is_mixed), []).append(run)
+        kind = min(kinds, key=lambda kind: self._kind_steps.get(kind, 0))
+        self._kind_steps[kind] = max(self._kind_steps.values(), default=0) + 1
+        has_dense_mask, is_mixed = kind
+        if has_dense_mask:
+            return self._plan(kinds[kind][:1], self._shape, dense_mask=True)
+        return self._plan(kinds[kind], self._shape.room(is_mixed))
 
-    def _plan(self, runs: list[Run], dense_mask: bool = False) -> StepPlan | None:
-        shape = self._shape
+    def _plan(self, runs: list[Run], shape: StepShape, dense_mask: bool = False) -> StepPlan | None:
         most = None
         if any(len(run.homes) > 1 for run in runs):  # shards are padded to the fullest, so none takes more of it
             most = math.ceil(max(self._waiting_tokens(runs)) / STEP_MULTIPLE) * STEP_MULTIPLE
         builder = StepBuilder(shape, most)
         served = []
-        for run, limit in self._shares(runs):
+        for run, limit in self._shares(runs, shape):
             if run.contribute(builder, limit):
                 served.append(run)
         for run in sorted(served, key=_age):
@@ -170,13 +180,13 @@ class Scheduler:
             elif not is_small(shape.tokens, run.remaining_tokens):
                 self._turns.remove(run)
                 self._turns.append(run)
-        return builder.finish(dense_mask)
+        return builder.finish(dense_mask, is_mixed=shape is self._shape.mixed)
 
-    def _shares(self, runs: list[Run]) -> list[tuple[Run, int]]:
+    def _shares(self, runs: list[Run], shape: StepShape) -> list[tuple[Run, int]]:
         """Return runs in the order in which a step serves them, and how many tokens each gets at first."""
-        tokens, oldest = self._shape.tokens, min(runs, key=_age)
+        tokens, oldest = shape.tokens, min(runs, key=_age)
         # Less than a run of rows with one context would be padded up to it.
-        least = max(self._shape.longest_item, self._shape.alignment)
+        least = max(shape.longest_item, shape.alignment)
         sharing = [sum(home in run.homes for run in runs) for home in self._homes]
 
         def limit(run: Run) -> int:

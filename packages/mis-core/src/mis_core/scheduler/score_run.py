@@ -88,6 +88,7 @@ class ScoreRun:
         choice: Its layout.
         homes: Where it has its pages; more than one if it is spread.
         is_cancelled: Whether nobody waits for it any more.
+        is_mixed: Whether it is computed in mixed steps.
         timings_ms: Milliseconds by stage.
     """
 
@@ -126,6 +127,8 @@ class ScoreRun:
         self._query = QueryPrefill(lock, self, placements, request.query_reads)
         self._short = ShortItems(request, short, self._query, self, placements)
         self._paged = PagedItems(request, paged, self._query, self, placements, shares_query=not is_serial)
+        longest = max(len(lock.tokens), self._paged.longest_context)
+        self.is_mixed = not self.dense_mask and shape.is_mixed(longest)
         self._most_items = 1 if is_serial else most_items or _ANY
         self._first_planned = 0.0
 

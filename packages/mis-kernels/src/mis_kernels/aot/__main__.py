@@ -17,6 +17,7 @@ from mis_kernels.aot.programs import (
     head_program,
     kernel_program,
     layers_program,
+    mixed_kernel_program,
     product_program,
     sharded_program,
 )
@@ -56,6 +57,7 @@ def jobs(name: str, quick: bool) -> list[Callable[[], list[Row]]]:
     products = [each for each in products if each.heads is None or is_faster(each.heads, chip)]
     return [
         partial(run_job, name, kernel_program, shapes),
+        partial(run_job, name, mixed_kernel_program, shapes),
         partial(run_job, name, glue_program, shapes),
         partial(run_job, name, head_program, QUICK_SIZES if quick else SIZES),
         partial(run_job, name, product_program, products),

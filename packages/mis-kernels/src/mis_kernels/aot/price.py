@@ -13,6 +13,7 @@ from mis_kernels.aot.programs import (
     glue_program,
     head_program,
     kernel_program,
+    mixed_kernel_program,
     product_program,
 )
 from mis_kernels.aot.ranges import Range
@@ -48,6 +49,7 @@ class KernelSchedules(NamedTuple):
     """Schedules of a model's kernels: attention, a step of norm and RoPE in bundles, the log-sum-exp if it is fused."""
 
     attention: AttentionSchedule
+    mixed_attention: AttentionSchedule
     norm_rope: int
     log_sum_exp: GridSchedule | None
 
@@ -65,13 +67,13 @@ def kernel_schedules(target: str, heads: HeadShape, *, rows: int, embed: int, vo
     Raises:
         RuntimeError: the compiler refused one.
     """
-    (attention,) = run_job(target, kernel_program, [heads])
+    (attention,), (mixed,) = (run_job(target, make, [heads]) for make in (kernel_program, mixed_kernel_program))
     (glue,) = run_job(target, glue_program, [heads])
     fused = None
     if fits(rows, vocab, embed):
         (head,) = run_job(target, head_program, [(rows, embed, vocab)])
         fused = head["schedule"]
-    return KernelSchedules(attention["schedule"], glue["bundles"]["step"], fused)
+    return KernelSchedules(attention["schedule"], mixed["schedule"], glue["bundles"]["step"], fused)
 
 
 def schedule_of(fields: Mapping[str, Any]) -> AttentionSchedule:
@@ -87,6 +89,7 @@ def grid_schedule_of(fields: Mapping[str, Any]) -> GridSchedule:
 
 def price_attention(
     tiles: Sequence[Sequence[int]],
+    single_pages: Sequence[int],
     rows: Sequence[int],
     schedule: AttentionSchedule,
     *,
@@ -99,11 +102,12 @@ def price_attention(
 ) -> Range:
     """Return the seconds of one layer's attention on the device with the most work.
 
-    A tile takes its arithmetic, what surrounds it, and the starting of single copies where pages are scattered, or the
-    time until its keys and values have come, whichever is longer.
+    A tile takes its arithmetic, what surrounds it, and the starting of single copies where pages are scattered or too
+    few, or the time until its keys and values have come, whichever is longer.
 
     Args:
         tiles: By device, how many of each of `TILE_KINDS`.
+        single_pages: By device, pages of parts of tiles that are not whole: each is copied by itself.
         rows: By device, tokens that are computed.
         schedule: Of the kernel.
         kv_heads: KV heads of a device.
@@ -113,7 +117,8 @@ def price_attention(
         chip: Whose memory the tiles come from.
         clock_hz: Cycles a second.
     """
-    pages = SCATTERED * (schedule.page * blocks.keys / page_size)
+    page = schedule.page / blocks.parts  # each part has a loop over its pages
+    pages = SCATTERED * (page * blocks.keys / page_size)
     arrived = _arrival(2 * _BYTES * blocks.keys * head_dim, chip)
     kinds = []
     for kind in TILE_KINDS:
@@ -123,13 +128,13 @@ def price_attention(
         kinds.append(_longer(cycles * (1 / clock_hz), arrived * (1 / AHEAD)))
     block = _around(schedule.block) * (1 / clock_hz)
 
-    def seconds(counts: Sequence[int], tokens: int) -> Range:
-        whole = block * -(-tokens // blocks.tokens)
+    def seconds(counts: Sequence[int], singles: int, tokens: int) -> Range:
+        whole = block * -(-tokens // blocks.tokens) + Range.of(singles * page / clock_hz)
         for kind, count in zip(kinds, counts, strict=True):
             whole = whole + kind * count
         return whole * kv_heads
 
-    return max(map(seconds, tiles, rows), key=lambda each: each.expected)
+    return max(map(seconds, tiles, single_pages, rows), key=lambda each: each.expected)
 
 
 def price_norm_rope(size: int, step: int, *, kv_heads: int, group: int, head_dim: int, chip: Chip, hz: float) -> Range:

@@ -107,7 +107,17 @@ def _floats(*shape: int) -> jax.ShapeDtypeStruct:
 
 def kernel_program(target: Topology, heads: HeadShape) -> Program:
     """Return the attention kernel alone; its schedule and its memory are reported."""
-    blocks = block_sizes(chip=target.chip, **heads._asdict())
+    return _kernel_program(heads, block_sizes(chip=target.chip, **heads._asdict()))
+
+
+def mixed_kernel_program(target: Topology, heads: HeadShape) -> Program:
+    """Return the same kernel as it computes mixed steps."""
+    blocks = block_sizes(chip=target.chip, **heads._asdict()).for_mixed_steps(heads.group)
+    program = _kernel_program(heads, blocks)
+    return program._replace(name=f"mixed {program.name}")
+
+
+def _kernel_program(heads: HeadShape, blocks: TpuBlocks) -> Program:
     segments = extend_step(STEP_TOKENS, blocks)
     tokens, pages = segments.num_tokens, segments.page_table.size
     q, new = (_floats(tokens, count * heads.head_dim) for count in (heads.heads, heads.kv_heads))
