@@ -1,5 +1,6 @@
 """The GPU kernel: bits of a row, one launch, what its programs visit. Parity is in `test_backends.py`."""
 
+import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -108,6 +109,28 @@ STEPS = {
     "many tiles": Case([Segment(20)] * 60, contexts=(3000,)),
     "many contexts": Case([Segment(4, context=c) for c in range(6)], contexts=(1, 63, 64, 65, 600, 0)),
 }
+CALLERS = Case([Segment(1 + c % 9, context=c) for c in range(100)], contexts=[40 + c for c in range(100)], head_dim=32)
+
+
+@pytest.mark.gpu
+def test_a_hundred_callers_agree_with_the_reference_within_the_budget(gpu: Device) -> None:
+    """The list of visits is as long as the plan's budget says, which is less than blocks times contexts."""
+    limits = StepLimits(256, 192, 256, context_tiles=256)
+    case = dataclasses.replace(CALLERS, tokens=512, limits=limits)
+    backend = backend_of("gpu", case, "bfloat16")
+    with gpu():
+        arrays = case.arrays(jnp.bfloat16, backend)
+    tiles = arrays["segments"].tiles
+    assert len(tiles.context_id) == backend.tile_capacity(512, limits)[0] == 256
+    assert tiles.starts[-1] > 100
+    found, limit = attend(arrays, gpu), ATTENTION["bfloat16"]
+    live = np.asarray(arrays["segments"].segment_start) <= np.arange(512)
+    np.testing.assert_allclose(found[live].astype(np.float32), in_float32(arrays)[live], atol=limit, rtol=limit)
+
+
+def test_a_gpu_has_as_many_contexts_as_other_backends_and_a_budget_of_tiles() -> None:
+    backend = GpuBackend.create(HeadShape(16, 8, 128), "bfloat16")
+    assert (backend.contexts, backend.context_tile, backend.alignment) == (256, (64, KEYS), 1)
 
 
 @pytest.mark.parametrize("case", STEPS.values(), ids=STEPS)

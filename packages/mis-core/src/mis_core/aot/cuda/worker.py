@@ -50,7 +50,7 @@ class ModelStep(NamedTuple):
 def steps_of(model: str) -> list[ModelStep]:
     """Return a model's steps: of segments and of single tokens, the former with room for little and for much."""
     return [
-        ModelStep(model, "8 contexts", 8, 128),
+        ModelStep(model, "256 contexts", 256, 128),
         ModelStep(model, "1 short context", 1, 32),
         ModelStep(model, "64 contexts", 64, 128, decodes=True),
     ]

@@ -44,7 +44,7 @@ STEPS = (
 GROWTH = (
     AttentionStep("one tile", 64, 1, 60),
     AttentionStep("more tokens", 8192, 1, 2000),
-    AttentionStep("more contexts", 2048, 8, 2000),
+    AttentionStep("more contexts", 2048, 102, 2000),
     AttentionStep("longer contexts", 2048, 8, 8000),
 )
 """All that a step may have more of."""

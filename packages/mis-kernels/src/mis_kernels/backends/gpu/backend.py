@@ -4,7 +4,7 @@ import dataclasses
 from typing import Self
 
 from mis_kernels.backends.gpu.attention import gpu_attention, is_lowered
-from mis_kernels.backends.gpu.tiles import GpuBlocks, build_tiles, tile_capacity
+from mis_kernels.backends.gpu.tiles import KEYS, GpuBlocks, build_tiles, tile_capacity
 from mis_kernels.backends.laid_out import LaidOut, StepLimits
 from mis_kernels.backends.xla.backend import XlaBackend
 from mis_kernels.heads import HeadShape
@@ -21,8 +21,6 @@ class GpuBackend(XlaBackend):
 
     name = "gpu"
     platforms = ("gpu",)
-    contexts = 8
-    context_tile = None
     alignment = 1  # a block visits the contexts of all its rows, so that only the blocks at an edge visit two
 
     blocks: GpuBlocks
@@ -48,6 +46,11 @@ class GpuBackend(XlaBackend):
     def create(cls, heads: HeadShape, dtype: str) -> Self:
         """Choose blocks for the heads."""
         return cls(heads, dtype, GpuBlocks.of(heads))
+
+    @property
+    def context_tile(self) -> tuple[int, int] | None:
+        """A program's rows, and the keys that it takes at a time."""
+        return self.blocks.tokens, KEYS
 
     def for_decoding(self) -> Self:
         """A program for each token, which then visits one context."""

@@ -75,8 +75,12 @@ class GpuTiles:
 
 
 def tile_capacity(tokens: int, limits: StepLimits, blocks: GpuBlocks) -> tuple[int, int]:
-    """Return how many visits, and how many own tiles of one block, a step within the limits may need."""
+    """Return how many visits, and how many own tiles of one block, a step within the limits may need.
+
+    A visit is of a tile at least, so the step has no more of them than `StepLimits.context_tiles`.
+    """
     visits = tokens // blocks.tokens * min(limits.contexts, blocks.tokens)
+    visits = visits if limits.context_tiles is None else min(visits, limits.context_tiles)
     # A segment takes less than twice its keys, see `own_tiles`.
     return visits, -(-2 * (blocks.tokens + limits.segment_tokens) // KEYS)
 
