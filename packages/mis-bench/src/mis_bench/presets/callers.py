@@ -25,8 +25,7 @@ KNOWN = 40
 """Queries that the requests of a known load share."""
 
 CALLERS, SHARES, SECONDS = (1, 8, 32), (0.5, 0.8), 12.0
-"""Defaults: 30 loads of 12 s. What is under way at their ends and queries to be known come on top, natively on two cores
-some minutes, so that all take less than 15."""
+"""Defaults: 30 loads are six minutes; what is under way at their ends and queries to be known come on top."""
 
 _CACHES: dict[Cache, str] = {"cold": "cold", "warm": "known"}
 
