@@ -55,3 +55,14 @@ def test_500_requests_wait_at_most_twice_as_long_beside_a_large_one() -> None:
     without, beside = waits(running(), CALLERS), waits(running(large(20_000)), CALLERS)
     for percentile in (50, 99):
         assert np.percentile(beside, percentile) <= 2 * np.percentile(without, percentile) + 1
+
+
+def test_a_large_request_ends_within_four_times_its_steps_beside_500_callers_that_never_stop() -> None:
+    alone, driver, requests = running(), running(large(1_000)), small()
+    alone.run(large(1_000))
+    driver.submit(*itertools.islice(requests, CALLERS))
+    while 0 not in driver.answers and len(driver.plans) <= 4 * len(alone.plans):
+        answered = len(driver.answers)
+        driver.step()
+        driver.submit(*itertools.islice(requests, len(driver.answers) - answered))
+    assert len(driver.plans) <= 4 * len(alone.plans)

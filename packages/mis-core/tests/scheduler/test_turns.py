@@ -114,3 +114,14 @@ def test_the_oldest_does_not_keep_a_step_that_is_no_more_than_a_share() -> None:
         driver.step()
     assert 1 in driver.answers
     assert np.any([0 in answers_in(plan) for plan in driver.plans[2:]])
+
+
+def test_small_requests_of_short_contexts_do_not_keep_steps_of_long_ones_waiting() -> None:
+    mixed = dataclasses.replace(WIDE, pages_per_context=4)
+    driver = Driver(dataclasses.replace(WIDE, contexts=8, alignment=256, mixed=mixed), pages=600)
+    driver.submit(request_of(tokens(1, 700), [tokens(n, 21) for n in range(200)]))
+    for seed in range(0, 120, 12):
+        driver.submit(*(request_of(tokens(9000 + n, 60), [tokens(n, 15)]) for n in range(seed, seed + 12)))
+        driver.step()
+    kinds = [plan.is_mixed for plan in driver.plans]
+    assert kinds[:8] in ([True, False] * 4, [False, True] * 4)

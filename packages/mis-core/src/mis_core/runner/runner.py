@@ -100,10 +100,9 @@ class Runner:
         )
         for size in tqdm(self._sizes, desc="Compiling steps", unit="shape", disable=not progress):
             began = time.perf_counter()
-            kinds = [False] if self.shape.mixed is None else [True, False]
-            for is_mixed in kinds:
-                room = dataclasses.replace(self.shape.room(is_mixed), tokens=size)
-                hidden = self._hidden(full_step(room, context=0, item=MIN_TOKENS, is_mixed=is_mixed), size)
+            if self.shape.mixed is not None:
+                self._hidden(self._warm_up_step(size, is_mixed=True), size).block_until_ready()
+            hidden = self._hidden(self._warm_up_step(size, is_mixed=False), size)
             self._reads.label_logits(self._weights, hidden, pairs, pairs).block_until_ready()
             self._reads.log_sum_exp(self._weights, hidden, few).block_until_ready()
             chosen = [self._reads.choose_rows(hidden, rows) for rows in (few, sampled)]
@@ -117,6 +116,10 @@ class Runner:
             jax.block_until_ready([self._reads.choose_rows(hidden, rows) for rows in (few, sampled)])
             seconds[f"decode {size}"] = round(time.perf_counter() - began, 3)
         return seconds | (self._warm_up_dense(progress) if dense_mask else {})
+
+    def _warm_up_step(self, size: int, *, is_mixed: bool) -> StepPlan:
+        room = dataclasses.replace(self.shape.room(is_mixed), tokens=size)
+        return full_step(room, context=0, item=MIN_TOKENS, is_mixed=is_mixed)
 
     def _warm_up_dense(self, progress: bool) -> dict[str, float]:
         """Compile the steps with dense masks; what reads rows is compiled already."""

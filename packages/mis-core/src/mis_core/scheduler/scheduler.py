@@ -3,9 +3,9 @@
 Requests wait in order of arrival until a shard has room for all they may need; so a request that runs
 never waits for pages, and none can block another for ever. Then it stays on that shard; one that is alone
 may get all of them. Those that run on a shard take turns (`turns`), and the oldest gets what is left. Requests of
-short contexts have steps of their own where there is room for such (`StepShape.mixed`), and those with dense masks have,
-too; such kinds of steps take turns. Sequences that are generated get a token each in decode steps, which take turns with
-all others.
+short contexts have steps of their own where there is room for such (`StepShape.mixed`), and those with dense masks
+have, too; such kinds of steps take turns. Sequences that are generated get a token each in decode steps, which take
+turns with all others.
 
 A sequence takes pages as it grows, so the pages that another one waits for may be held for long. Therefore `PASSES`
 requests may pass a sequence that waits for pages; then none may until those that run are answered. If it still finds no
