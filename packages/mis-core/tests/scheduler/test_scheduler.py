@@ -274,7 +274,7 @@ def test_callers_of_one_item_fill_the_rows_of_their_steps() -> None:
     assert rows <= 1.1 * computed
 
 
-MIXED = StepShape(512, 64, 32, 8, tiles=TileBudget(256, 256, 128))
+MIXED = StepShape(512, 64, 32, 8, 128, tiles=TileBudget(256, 256, 128))
 TWO_KINDS = dataclasses.replace(SHAPE, alignment=256, mixed=MIXED)
 
 
