@@ -108,6 +108,32 @@ def test_the_fewest_replicas_are_found() -> None:
     assert CapacityPlan.model_validate_json(found.model_dump_json()) == found
 
 
+@pytest.mark.parametrize(
+    ("fields", "least", "most"),
+    [
+        ({}, 0.0, 0.05),
+        ({"query": 200, "items": 16}, 0.0, 0.1),
+        ({"query": 60, "items": 1, "item_tokens": 15}, 0.0, 0.15),
+        ({"query": 1100, "items": 1}, 0.2, 0.4),  # runs of 512 rows for each context
+    ],
+)
+def test_padding_is_counted(fields: dict[str, Any], least: float, most: float) -> None:
+    found = planned(**fields)
+    assert least <= found.padded_share < most
+    assert f"{found.padded_share:.1%} of the rows of full steps are padding" in str(found)
+
+
+def test_steps_that_are_not_full_are_padded_and_paid_for() -> None:
+    """A small request alone takes the smallest compiled size that holds it, and the time of that."""
+    fields: dict[str, Any] = {"query": 60, "items": 1, "item_tokens": 15, "distinct_queries": 10**5, "zipf": 0}
+    busy = planned(device=1000, items_per_day=60e6, simulated_requests=400, **fields).simulated
+    idle = planned(device=1000, items_per_day=0.5e6, simulated_requests=400, **fields).simulated
+    assert busy is not None
+    assert idle is not None
+    assert idle.padded_share > busy.padded_share
+    assert idle.padded_share == pytest.approx(1 - 75 / 128, abs=0.05)
+
+
 def test_a_single_replica_is_not_lost() -> None:
     found = planned(items_per_day=1e7, distinct_queries=50, simulated_requests=200)
     assert found.replicas == 1

@@ -1,6 +1,7 @@
 """The simulation: beside closed forms, a plain LRU list, and the real scheduler."""
 
 from collections import OrderedDict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from token_machine import TokenMachine
 
 from mis_bench.capacity.queries import draw_queries, expected_hit_rate, zipf_shares
 from mis_bench.capacity.replica import ReplicaShape, RequestShape, SimulatedReplica
+from mis_bench.capacity.rows import StepRoom
 from mis_bench.capacity.simulation import Loss, Outcome, Scenario, simulate
 from mis_core.requests import Layout, ScoreRequest
 from mis_core.scheduler.plan import StepShape
@@ -20,8 +22,8 @@ REQUEST = RequestShape(query_tokens=512, item_tokens=128)  # of 8 pages, which l
 RNG_SEED = 3
 
 
-def shape(**fields: float) -> ReplicaShape:
-    usual: dict = {"cache_tokens": 20 * 512, "step_tokens": 1024, "step_s": 1e-4, "token_s": 1e-5}
+def shape(**fields: Any) -> ReplicaShape:
+    usual: dict = {"cache_tokens": 20 * 512, "room": StepRoom(1024), "step_s": 1e-4, "row_s": 1e-5}
     return ReplicaShape(**usual | fields)
 
 
@@ -64,7 +66,7 @@ class TestTheCache:
         environment = simpy.Environment()
         replica = SimulatedReplica(
             environment,
-            shape(cache_tokens=pages * 64, step_tokens=512),
+            shape(cache_tokens=pages * 64, room=StepRoom(512)),
             RequestShape(query_tokens=length, item_tokens=4 * 16, item_length=16),
         )
         number = 0
@@ -81,6 +83,27 @@ class TestTheCache:
                 expected |= {key: answer.cached_tokens for key, answer in scheduler.complete(plan, machine.run(plan))}
             environment.run()
             assert [event.value for event in events] == [expected[key] for key in sorted(expected)]
+
+    @pytest.mark.parametrize("kind", ["mixed", "aligned"])
+    @pytest.mark.parametrize(("length", "items"), [(60, 1), (200, 16), (300, 3), (700, 40)])
+    def test_rows_are_those_of_the_real_scheduler(self, length: int, items: int, kind: str) -> None:
+        """Within a tenth: the real one goes on with whoever it ended with, and keeps short items off the edges."""
+        room = StepRoom(1024) if kind == "mixed" else StepRoom(1024, alignment=512, contexts=8)
+        step = StepShape(1024, 256, room.contexts, 16, room.longest_item, room.alignment)
+        scheduler, machine = Scheduler(step, 2000, Layout("packed")), TokenMachine(2000)
+        environment = simpy.Environment()
+        request = RequestShape(query_tokens=length, item_tokens=items * 16, item_length=16)
+        replica = SimulatedReplica(environment, shape(cache_tokens=2000 * 64, room=room), request)
+        for query in range(24):
+            scheduler.submit(query, real_request(query, length, query * items, items))
+            replica.serve(query)
+        rows = 0
+        while (plan := scheduler.next_step()) is not None:
+            rows += -(-plan.rows // 64) * 64
+            scheduler.complete(plan, machine.run(plan))
+        environment.run()
+        assert replica.tokens == 24 * (length + items * 16)
+        assert replica.rows == pytest.approx(rows, rel=0.1)
 
     def test_a_warm_start_is_where_a_long_run_ends(self) -> None:
         shares = zipf_shares(400, 0.9)
@@ -102,13 +125,13 @@ class TestTheCache:
             simulate(Scenario(replicas=1, replica=shape(cache_tokens=448), request=REQUEST), np.array([0]))
 
 
-def real_request(query: int, length: int, number: int) -> ScoreRequest:
+def real_request(query: int, length: int, number: int, items: int = 4) -> ScoreRequest:
     """Items differ, so that none is computed once for several."""
     return ScoreRequest(
         query=np.full(length, query, np.int32),
-        item_tokens=np.arange(64, dtype=np.int32) + 100 * number,
-        item_starts=np.arange(0, 80, 16, dtype=np.int32),
-        context_lens=np.full(4, length, np.int32),
+        item_tokens=np.arange(16 * items, dtype=np.int32) + 100 * number,
+        item_starts=np.arange(0, 16 * items + 1, 16, dtype=np.int32),
+        context_lens=np.full(items, length, np.int32),
         label_ids=np.array([[1, 2]], np.int32),
     )
 
@@ -123,20 +146,20 @@ class TestTime:
     @pytest.mark.parametrize("load", [0.3, 0.6])
     def test_requests_that_share_steps_wait_as_processor_sharing_does(self, load: float) -> None:
         """Mean latency of M/G/1 with processor sharing is `service / (1 - load)`, however service is distributed."""
-        found = self.run(shape(step_tokens=256, step_s=0.0, token_s=1 / 2560), rate=load)
+        found = self.run(shape(room=StepRoom(256), step_s=0.0, row_s=1 / 2560), rate=load)
         assert found.latency_s.mean() == pytest.approx(1 / (1 - load), rel=0.12)
 
     @pytest.mark.parametrize("load", [0.3, 0.7])
     def test_the_front_is_a_queue(self, load: float) -> None:
         """Mean wait of M/D/1 is `load / (2 (1 - load))` services (Pollaczek and Khinchine)."""
-        found = self.run(shape(step_s=0.0, token_s=0.0, front_s=1.0), rate=load)
+        found = self.run(shape(step_s=0.0, row_s=0.0, front_s=1.0), rate=load)
         assert found.latency_s.mean() == pytest.approx(1 + load / (2 * (1 - load)), rel=0.12)
 
     @pytest.mark.parametrize("load", [0.3, 0.6])
     def test_a_front_whose_time_varies_is_a_longer_queue(self, load: float) -> None:
         """Mean wait of M/G/1 is `load * E[S^2] / (2 (1 - load))` for a mean service of 1 (Pollaczek and Khinchine)."""
         factors = tuple(np.random.default_rng(RNG_SEED).permutation(np.repeat((0.5, 5.0), (8000, 1000))).tolist())
-        found = self.run(shape(step_s=0.0, token_s=0.0, front_s=1.0, front_factors=factors), rate=load, requests=9000)
+        found = self.run(shape(step_s=0.0, row_s=0.0, front_s=1.0, front_factors=factors), rate=load, requests=9000)
         second_moment = np.mean(np.square(factors))
         assert found.latency_s.mean() == pytest.approx(1 + load * second_moment / (2 * (1 - load)), rel=0.12)
 

@@ -75,6 +75,7 @@ class Simulated(BaseModel):
     p50_ms: float = Field(description="Latency without the network.")
     p99_ms: float
     busiest: float = Field(description="Requests of the busiest replica by those of an average one.")
+    padded_share: float = Field(description="Part of the rows of all steps that was padding, of both halves.")
     lost: Lost | None = Field(description="The second half; None of a single replica.")
 
     def __str__(self) -> str:
@@ -84,7 +85,7 @@ class Simulated(BaseModel):
             f"{self.hit_rate:10.1%} of query tokens cached, {self.spill_rate:.1%} of requests sent elsewhere by the "
             "bound",
             f"{self.p50_ms:10,.0f} ms at the median, {self.p99_ms:,.0f} ms p99; the busiest replica has "
-            f"{self.busiest:.2f} times the average",
+            f"{self.busiest:.2f} times the average; {self.padded_share:.1%} of rows are padding",
         ]
         if (lost := self.lost) is not None:
             lines.append(
@@ -106,6 +107,9 @@ class CapacityPlan(PlanRequest):
     hosts: int
     hit_rate: float = Field(description="Part of query tokens that is cached, by Che's approximation for one cache.")
     query_share: float = Field(description="The part of a request's arithmetic that a cached query saves.")
+    padded_share: float = Field(
+        description="Part of the rows of steps that is padding while a replica has all it can do, with new queries."
+    )
     resources: list[Resource] = Field(description="What limits a replica, the tightest first.")
     bottleneck: str
     cost_per_million_items: float | None = Field(description="In the currency of the price; None without one.")
@@ -125,6 +129,7 @@ class CapacityPlan(PlanRequest):
             *([] if cost is None else [f"{cost:10.4g} for a million items, at {self.price:g} a chip and hour"]),
             f"{self.hit_rate:10.1%} of query tokens cached, which saves {self.hit_rate * self.query_share:.1%} of "
             "the work",
+            f"{self.padded_share:10.1%} of the rows of full steps are padding, which the device's rate includes",
             "",
             f"Bottleneck: {self.bottleneck}",
             *(

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from mis_bench.capacity.plan import CapacityPlan, DeviceRate, PlanError, PlanRequest, Resource, Simulated
 from mis_bench.capacity.queries import expected_hit_rate, zipf_shares
-from mis_bench.capacity.replica import ReplicaShape, RequestShape
+from mis_bench.capacity.replica import MAX_RUNNING, ReplicaShape, RequestShape, padding_when_full
+from mis_bench.capacity.rows import StepRoom
 from mis_bench.capacity.simulation import MAX_REPLICAS, Scenario, simulate_loss
 from mis_bench.estimate.pricing import TOPOLOGIES, estimate
 from mis_bench.estimate.serving import EstimateRequest, ServingEstimate
@@ -18,10 +19,14 @@ from mis_bench.workload import build_workload
 from mis_core.aot.roofline import ITEM_BYTES, least_flops, weight_bytes
 from mis_core.models.config import ModelConfig
 from mis_core.models.layers import kept_elements
+from mis_core.models.parallel import spread_heads
 from mis_core.models.published import PUBLISHED
-from mis_core.scheduler.plan import PAGE_SIZE
+from mis_core.runner.buckets import step_shape, token_buckets
+from mis_core.scheduler.plan import LONGEST_ITEM, PAGE_SIZE
 from mis_kernels.aot.chips import CHIPS
 from mis_kernels.aot.targets import TARGETS
+from mis_kernels.backends.tpu.backend import TpuBackend
+from mis_kernels.backends.tpu.tiles import block_sizes
 
 # Seconds of a request, and of each of its items of 20 tokens: docs/reports/2026-11-21-engine.md, "Host time", and
 # 2026-11-21-server.md, "What HTTP costs", on two cores of a shared Xeon.
@@ -79,7 +84,10 @@ def device_rate(
     workload = f"plan-{asked.query}-{asked.items}-{asked.item_tokens}"
     same = {name: getattr(asked, name) for name in ("topology", "model", "dp", "tp", "quantization")}
     if estimate_json is None:
-        found = estimate(EstimateRequest(workload=workload, **same))
+        # So many that steps are full, as they are where a replica has all it can do.
+        full = -(-4 * STEP_TOKENS * asked.dp // (asked.query + asked.items * asked.item_tokens))
+        requests = min(max(full, EstimateRequest().requests), MAX_RUNNING)
+        found = estimate(EstimateRequest(workload=workload, requests=requests, **same))
     else:
         try:
             found = ServingEstimate.model_validate(json.loads(estimate_json))
@@ -108,6 +116,18 @@ def cache_capacity(config: ModelConfig, topology: str, dp: int, tp: int) -> int:
     head_dim = max(config.attention.head_dim, 128)  # narrower heads are padded
     token_bytes = ITEM_BYTES * kept_elements(config.layers, head_dim)
     return int((_MEMORY * chip.memory * tp - weight_bytes(config)) / token_bytes) * dp
+
+
+def step_room(asked: PlanRequest) -> StepRoom:
+    """Return the room of the steps that such a request is computed in on a replica, its devices taken as one."""
+    heads = spread_heads(PUBLISHED[asked.model], asked.tp).attention.on_device(asked.tp)
+    blocks = block_sizes(chip=TARGETS[TOPOLOGIES[asked.topology]].chip, **heads._asdict())
+    longest = asked.query + (asked.item_tokens if asked.item_tokens > LONGEST_ITEM else 0)
+    pages = -(-longest // PAGE_SIZE)
+    shape = step_shape(TpuBackend(heads, "bfloat16", blocks), STEP_TOKENS, pages_per_context=pages, shards=asked.dp)
+    room = shape.room(shape.is_mixed(longest))
+    sizes = [size * asked.dp for size in token_buckets(STEP_TOKENS)]
+    return StepRoom(STEP_TOKENS * asked.dp, room.alignment, room.contexts * asked.dp, sizes)
 
 
 def plan(asked: PlanRequest, device: DeviceRate) -> CapacityPlan:
@@ -142,6 +162,7 @@ def plan(asked: PlanRequest, device: DeviceRate) -> CapacityPlan:
         hosts=math.ceil(replicas / load.machine.replicas),
         hit_rate=load.hit_rate(replicas),
         query_share=load.query_share,
+        padded_share=load.padded_share,
         resources=resources,
         bottleneck=resources[0].name,
         cost_per_million_items=cost,
@@ -171,6 +192,11 @@ class _Load:
         query = least_flops(config, body | {"items": []}, normalised=True)
         self.query_share = query / least_flops(config, body, normalised=True)
         self.items_per_second = asked.items_per_day / (asked.hours * 3600)
+        self._request = RequestShape(
+            query_tokens=asked.query, item_tokens=asked.items * asked.item_tokens, item_length=asked.item_tokens
+        )
+        self._room = step_room(asked)
+        self.padded_share = padding_when_full(self._room, self._request)
 
     def hit_rate(self, replicas: int) -> float:
         """Return the part of requests whose query is cached, if all caches together were one."""
@@ -207,15 +233,13 @@ class _Load:
                 f"{replicas:,} replicas are needed, and up to {MAX_REPLICAS:,} can be simulated: plan a part of the "
                 "load, or leave out --distinct-queries."
             )
-        request = RequestShape(
-            query_tokens=asked.query, item_tokens=asked.items * asked.item_tokens, item_length=asked.item_tokens
-        )
+        request = self._request
         slowest = max(asked.items / device_items, _seconds(ENGINE_S, asked.items))
         shape = ReplicaShape(
             cache_tokens=self.cache_tokens,
-            step_tokens=STEP_TOKENS * asked.dp,
+            room=self._room,
             step_s=0.0,
-            token_s=slowest / (request.query_tokens + request.item_tokens),
+            row_s=slowest / (request.query_tokens + request.item_tokens) * (1 - self.padded_share),
             front_s=_seconds(FRONT_S, asked.items),
         )
         scenario = Scenario(

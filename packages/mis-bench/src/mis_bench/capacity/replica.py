@@ -1,13 +1,14 @@
 """One simulated replica: the real prefix cache, and steps that requests share as the scheduler lets them.
 
-A step takes a fixed time and a time for each of its tokens, times a factor that may vary: where machines are shared,
-steps of one size differ by much, and requests pile up at whoever is slow.
+A step takes a fixed time and a time for each of its rows, padding included, times a factor that may vary: where
+machines are shared, steps of one size differ by much, and requests pile up at whoever is slow.
 
 The rules are those of `mis_core.scheduler`, and a test holds the tokens that both find cached against each other. The
 scheduler itself takes 9 ms a request of 500 items, seventy times as long as all of this: it lays out every item, and a
 plan simulates 50,000 requests. The rules: requests wait in order until the pages that they may need can be had; those
 that run take turns (`mis_core.scheduler.turns`), and the oldest gets the rest; a query is computed once, page by page,
-also when requests of the same query run together. Items are short ones, which take no pages.
+also when requests of the same query run together. Items are short ones, which take no pages. Where rows lie is in
+`rows`.
 """
 
 import itertools
@@ -19,8 +20,9 @@ from typing import Any
 import numpy as np
 import simpy
 
+from mis_bench.capacity.rows import StepRoom, StepRows
 from mis_core.cache import PrefixCache
-from mis_core.scheduler.plan import PAGE_SIZE, longest_item
+from mis_core.scheduler.plan import PAGE_SIZE
 from mis_core.scheduler.turns import is_small, oldest_is_first, share
 
 MAX_RUNNING = 256
@@ -33,9 +35,9 @@ class ReplicaShape:
 
     Attributes:
         cache_tokens: Capacity of its KV cache; more than a query.
-        step_tokens: Most new tokens of a step.
+        room: Of a step.
         step_s: Seconds of a step, whatever is in it.
-        token_s: Seconds of each new token in it.
+        row_s: Seconds of each of its rows, padding included.
         front_s: Seconds of the process that speaks HTTP, for each request, one after the other.
         step_factors: What the times of steps are multiplied by, with a mean of 1. Each replica takes one after the
             other from a drawn place on, so that slow times last as long as where these were measured.
@@ -43,9 +45,9 @@ class ReplicaShape:
     """
 
     cache_tokens: int
-    step_tokens: int
+    room: StepRoom
     step_s: float
-    token_s: float
+    row_s: float
     front_s: float = 0.0
     step_factors: tuple[float, ...] = (1.0,)
     front_factors: tuple[float, ...] = (1.0,)
@@ -76,6 +78,7 @@ class _Work:
 
     def __init__(self, number: int, query: int, shape: RequestShape, cache: PrefixCache, done: simpy.Event) -> None:
         self.number = number
+        self.query = query
         self.done = done
         self.cached_tokens = 0
         self.lock = cache.lock(np.full(shape.pages, query, np.int32))
@@ -109,23 +112,27 @@ class _Work:
         self._cache.release(self.lock, count=False)
         self.cached_tokens = 0
 
-    def contribute(self, limit: int, longest_item: int) -> int:
+    def contribute(self, rows: StepRows, limit: int) -> int:
         """Add to a step; return how many tokens, at most `limit`. What others computed is taken also with no room."""
         self.match()
         added = 0
-        while added < limit and (more := self._add(limit - added, longest_item)):
+        while added < limit and (more := self._add(rows, limit - added)):
             added += more
         return added
 
-    def _add(self, limit: int, longest_item: int) -> int:
+    def _add(self, rows: StepRows, limit: int) -> int:
         if self.lock.missing_pages and (missing := self.match()):
-            left = self._shape.query_tokens - self._done
+            left, limit = self._shape.query_tokens - self._done, min(limit, rows.left(self.query, paged=True))
             pages = missing if left <= limit else limit // PAGE_SIZE
-            if pages:
-                self._cache.insert(self.lock, pages)
-            return min(left, pages * PAGE_SIZE)
-        whole = self._shape.item_length if self._shape.item_length <= longest_item else 1
-        added = min(self._items, limit // whole * whole)
+            if not pages:
+                return 0
+            self._cache.insert(self.lock, pages)
+            return rows.add(self.query, min(left, pages * PAGE_SIZE), paged=True)
+        length = self._shape.item_length
+        if length <= rows.room.longest_item:
+            added = rows.add_items(self.query, min(self._items, limit) // length, length)
+        elif added := min(self._items, limit, rows.left(self.query, paged=True)):
+            rows.add(self.query, added, paged=True)
         self._items -= added
         return added
 
@@ -135,6 +142,8 @@ class SimulatedReplica:
 
     Attributes:
         is_up: Whether it was not killed.
+        tokens: New tokens of its steps so far.
+        rows: Rows of its steps so far, padding included.
     """
 
     def __init__(
@@ -159,6 +168,7 @@ class SimulatedReplica:
         if request.pages > pages:
             raise ValueError(f"A query of {request.query_tokens} tokens does not fit a cache of {shape.cache_tokens}.")
         self.is_up = True
+        self.tokens = self.rows = 0
         self._environment = environment
         self._shape = shape
         self._request = request
@@ -226,8 +236,8 @@ class SimulatedReplica:
                 self._wake = self._environment.event()
                 yield self._wake
                 continue
-            tokens, self._ending = self._plan()
-            step_s = self._shape.step_s + tokens * self._shape.token_s
+            rows, self._ending = self._plan()
+            step_s = self._shape.step_s + rows * self._shape.row_s
             yield self._environment.timeout(step_s * next(self._step_factors))
             for work in self._ending:
                 if not work.done.triggered:
@@ -243,29 +253,44 @@ class SimulatedReplica:
             self._running.append(self._waiting.popleft())
 
     def _plan(self) -> tuple[int, list[_Work]]:
-        """Plan a step; return its tokens, and the requests that end with it."""
-        budget, works = self._shape.step_tokens, list(self._running)
-        least, oldest = longest_item(budget), min(works, key=lambda work: work.number)
-        if oldest_is_first(budget, least):
+        """Plan a step; return its rows, and the requests that end with it."""
+        room, works = self._shape.room, list(self._running)
+        least, oldest = max(room.longest_item, room.alignment), min(works, key=lambda work: work.number)
+        if oldest_is_first(room.tokens, least):
             works.remove(oldest)
             works.insert(0, oldest)
         shares = [
-            share(budget, len(works), work.remaining_tokens, least=least, is_oldest=work is oldest) for work in works
+            share(room.tokens, len(works), work.remaining_tokens, least=least, is_oldest=work is oldest)
+            for work in works
         ]
-        served, tokens = [], 0
+        served, rows = [], StepRows(room)
         for work, limit in zip(works, shares, strict=True):
-            if added := work.contribute(min(limit, budget - tokens), least):
+            if added := work.contribute(rows, limit):
                 served.append(work)
-                tokens += added
+                self.tokens += added
         for work in sorted(served, key=lambda work: work.number):
-            tokens += work.contribute(budget - tokens, least)
+            self.tokens += work.contribute(rows, room.tokens)
+        self.rows += rows.size
         ended = []
         for work in served:
             if work.is_planned:
                 self._running.remove(work)
                 self._cache.release(work.lock)
                 ended.append(work)
-            elif not is_small(budget, work.remaining_tokens):
+            elif not is_small(room.tokens, work.remaining_tokens):
                 self._running.remove(work)
                 self._running.append(work)
-        return tokens, ended
+        return rows.size, ended
+
+
+def padding_when_full(room: StepRoom, request: RequestShape) -> float:
+    """Return the part of rows that is padding while a replica has all it can do, and every query is new."""
+    environment = simpy.Environment()
+    tokens = request.query_tokens + request.item_tokens
+    count = max(8, min(-(-8 * room.tokens // tokens), MAX_RUNNING))
+    shape = ReplicaShape(cache_tokens=(count + 1) * request.pages * PAGE_SIZE, room=room, step_s=0.0, row_s=1.0)
+    replica = SimulatedReplica(environment, shape, request)
+    for query in range(count):
+        replica.serve(query)
+    environment.run()
+    return 1 - replica.tokens / replica.rows

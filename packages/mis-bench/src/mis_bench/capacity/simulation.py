@@ -82,6 +82,7 @@ class Outcome:
         cached: Part of its query that was cached, 0 to 1; NaN if it failed.
         replica: Which served it.
         is_spilled: Whether that was not the one that its query then had, since this had no room.
+        rows: New tokens of all steps, and their rows with padding.
     """
 
     arrived_s: Float64[np.ndarray, " requests"]
@@ -89,6 +90,13 @@ class Outcome:
     cached: Float64[np.ndarray, " requests"]
     replica: Int64[np.ndarray, " requests"]
     is_spilled: Shaped[np.ndarray, " requests"]
+    rows: tuple[int, int] = (0, 0)
+
+    @property
+    def padded_share(self) -> float:
+        """The part of all steps' rows that was padding."""
+        tokens, rows = self.rows
+        return 1 - tokens / rows if rows else 0.0
 
     def hit_rate(self, first: int = 0, end: int | None = None) -> float:
         """Return the part of the query tokens of requests `first` to `end` that was cached; NaN if all failed."""
@@ -167,6 +175,7 @@ def simulate_loss(scenario: Scenario, shares: Float64[np.ndarray, " queries"], r
         p50_ms=outcome.latency(0.5, 0, half) * 1e3,
         p99_ms=outcome.latency(0.99, 0, half) * 1e3,
         busiest=float(served.max() / served.mean()),
+        padded_share=outcome.padded_share,
         lost=lost if is_lost else None,
     )
 
@@ -184,6 +193,7 @@ class _Run:
         self.rng = np.random.default_rng(scenario.seed)
         self.environment = simpy.Environment()
         self.ring = Ring([scenario.weight] * scenario.replicas, scenario.balance_factor)
+        self.ever: list[SimulatedReplica] = []  # those that died included
         self.replicas = [self._new_replica() for _ in range(scenario.replicas)]
         self.served = [0] * scenario.replicas  # as the gateway counts
         self.number = 0  # of the next request of a caller
@@ -220,10 +230,12 @@ class _Run:
             for _ in range(scenario.callers):
                 environment.process(self._caller())
         environment.run()
-        return self.result
+        return replace(self.result, rows=(sum(each.tokens for each in self.ever), sum(each.rows for each in self.ever)))
 
     def _new_replica(self) -> SimulatedReplica:
-        return SimulatedReplica(self.environment, self.scenario.replica, self.scenario.request, self.rng)
+        scenario = self.scenario
+        self.ever.append(SimulatedReplica(self.environment, scenario.replica, scenario.request, self.rng))
+        return self.ever[-1]
 
     def _arrivals(self) -> Generator[simpy.Event, Any, None]:
         gaps = self.rng.exponential(1 / self.scenario.rate, len(self.queries))
