@@ -33,6 +33,7 @@ from load import Answer, Ask, ask_all, ask_of_ids, owners
 from measure import drawn, forget
 from mis_bench.capacity.replica import ReplicaShape, RequestShape
 from mis_bench.capacity.ring import Ring, key_of
+from mis_bench.capacity.rows import StepRoom
 from mis_bench.capacity.simulation import Loss, Outcome, Scenario, simulate
 from mis_core.scheduler.plan import PAGE_SIZE
 from mis_testing.checkpoint import tiny_checkpoint
@@ -252,9 +253,9 @@ def _scenario(setting: Setting, took: Timing, lost: Loss | None) -> Scenario:
         replicas=len(WEIGHTS),
         replica=ReplicaShape(
             cache_tokens=CACHE_TOKENS,
-            step_tokens=STEP_TOKENS,
+            room=StepRoom(STEP_TOKENS),  # the time of a token, as it was fitted, has its part of the padding
             step_s=took.step_s,
-            token_s=took.token_s,
+            row_s=took.token_s,
             front_s=took.front_s,
             step_factors=took.step_factors,
             front_factors=took.front_factors,
