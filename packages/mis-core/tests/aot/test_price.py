@@ -115,7 +115,7 @@ def test_padding_of_many_callers_on_a_tpu_is_small(
     """Sizes that are compiled are counted; without mixed steps it was 2, 49, 24 and 85 %."""
     heads = PUBLISHED["qwen3-0.6b"].attention
     backend = TpuBackend(heads, "bfloat16", block_sizes(chip="v6e", **heads._asdict()))
-    shape = step_shape(backend, 4096, pages_per_context=40, shards=1)
+    shape = step_shape(backend, 4096, pages_per_context=40, shards=1, longest_item=1024)
     bodies = [
         {
             "query": [1 + (number + place) % 999 for place in range(query)],

@@ -95,12 +95,13 @@ def test_longer_items_have_pages() -> None:
 
 
 def test_shares() -> None:
-    rule = {"least": 512, "is_oldest": False}
+    rule = {"least": 512, "alignment": 1, "is_oldest": False}
     assert share(2048, 1, 9000, **rule) == 2048
     assert share(2048, 2, 9000, **rule) == 1024
     assert share(2048, 300, 9000, **rule) == 512
     assert share(2048, 300, 1000, **rule) == 1000
-    assert share(4096, 300, 9000, least=512, is_oldest=True) == 4096 // 3 // 64 * 64
+    assert share(4096, 300, 9000, **rule | {"is_oldest": True}) == 22 * 64, "a third, in whole pages"
+    assert share(4096, 300, 9000, **rule | {"is_oldest": True, "alignment": 512}) == 3 * 512
     assert share(4096, 300, 75, **rule) == 512, "a run of rows is not begun for less than it has"
 
 

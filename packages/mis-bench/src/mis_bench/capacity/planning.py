@@ -124,7 +124,8 @@ def step_room(asked: PlanRequest) -> StepRoom:
     blocks = block_sizes(chip=TARGETS[TOPOLOGIES[asked.topology]].chip, **heads._asdict())
     longest = asked.query + (asked.item_tokens if asked.item_tokens > LONGEST_ITEM else 0)
     pages = -(-longest // PAGE_SIZE)
-    shape = step_shape(TpuBackend(heads, "bfloat16", blocks), STEP_TOKENS, pages_per_context=pages, shards=asked.dp)
+    backend = TpuBackend(heads, "bfloat16", blocks)
+    shape = step_shape(backend, STEP_TOKENS, pages_per_context=pages, shards=asked.dp, longest_item=LONGEST_ITEM)
     room = shape.room(shape.is_mixed(longest))
     sizes = [size * asked.dp for size in token_buckets(STEP_TOKENS)]
     return StepRoom(STEP_TOKENS * asked.dp, room.alignment, room.contexts * asked.dp, sizes)

@@ -260,7 +260,14 @@ class SimulatedReplica:
             works.remove(oldest)
             works.insert(0, oldest)
         shares = [
-            share(room.tokens, len(works), work.remaining_tokens, least=least, is_oldest=work is oldest)
+            share(
+                room.tokens,
+                len(works),
+                work.remaining_tokens,
+                least=least,
+                alignment=room.alignment,
+                is_oldest=work is oldest,
+            )
             for work in works
         ]
         served, rows = [], StepRows(room)

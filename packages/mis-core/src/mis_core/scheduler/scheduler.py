@@ -190,7 +190,7 @@ class Scheduler:
         sharing = [sum(home in run.homes for run in runs) for home in self._homes]
 
         def limit(run: Run) -> int:
-            facts = {"least": least, "is_oldest": run is oldest}
+            facts = {"least": least, "alignment": shape.alignment, "is_oldest": run is oldest}
             return sum(share(tokens, sharing[home.shard], run.remaining_tokens, **facts) for home in run.homes)
 
         if oldest_is_first(tokens, least):

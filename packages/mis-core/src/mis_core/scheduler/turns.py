@@ -16,7 +16,7 @@ def is_small(tokens: int, remaining: int) -> bool:
     return remaining <= tokens // 2
 
 
-def share(tokens: int, running: int, remaining: int, *, least: int, is_oldest: bool) -> int:
+def share(tokens: int, running: int, remaining: int, *, least: int, alignment: int, is_oldest: bool) -> int:
     """Return how many tokens of a step a request gets, before what the others leave.
 
     Args:
@@ -24,10 +24,11 @@ def share(tokens: int, running: int, remaining: int, *, least: int, is_oldest: b
         running: Requests that take turns.
         remaining: Tokens that the request still needs.
         least: The fewest that are of use: what the longest item takes that is computed whole.
+        alignment: Rows of one context that lie together; a part of a run would be padded to all of it.
         is_oldest: Whether no other has come before it.
     """
-    part = max(tokens // running, tokens // (3 if is_oldest else 4)) // PAGE_SIZE * PAGE_SIZE
-    return max(remaining if is_small(tokens, remaining) else part, least)
+    part, unit = max(tokens // running, tokens // (3 if is_oldest else 4)), max(alignment, PAGE_SIZE)
+    return max(remaining if is_small(tokens, remaining) else -(-part // unit) * unit, least)
 
 
 def oldest_is_first(tokens: int, least: int) -> bool:
