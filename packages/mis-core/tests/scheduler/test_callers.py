@@ -66,13 +66,13 @@ def steps_of(load: Load, shape: StepShape) -> list[StepPlan]:
     ("load", "padding", "steps", "tiles"),
     [
         # 520 tokens a request: four fill a step. A query leaves 56 rows of its last page, which items of 20 fill.
-        (Load(16, 20, 200, known=False), 0.035, 37, 1260),  # counted: 0.030, 35, 1206
+        (Load(16, 20, 200, known=False), 0.035, 37, 1390),  # counted: 0.027, 35, 1339
         (Load(16, 20, 200, known=True), 0.010, 23, 865),  # 0.004, 22, 824: six requests of 320 tokens fill a step
-        # 390 tokens: five fill a step. A query leaves 20 rows, too few for an item of 30.
-        (Load(3, 30, 300, known=False), 0.075, 30, 1000),  # 0.071, 28, 956
+        # 390 tokens: five fill a step. A query leaves 20 rows, too few for an item of 30, and those of all lie together.
+        (Load(3, 30, 300, known=False), 0.055, 29, 1040),  # 0.048, 27, 999
         (Load(3, 30, 300, known=True), 0.065, 10, 375),  # 0.058, 9, 357: 16 callers' 1,440 rows in a bucket of 1,536
-        # 75 tokens: 16 callers' 1,300 rows, of which queries leave four each, in a bucket of 1,536.
-        (Load(1, 15, 60, known=False), 0.145, 10, 321),  # 0.138, 9, 306
+        # 75 tokens. Of 32 callers, 21 and 11 take turns: 1,655 and 865 rows, in sizes of 2,048 and 1,024.
+        (Load(1, 15, 60, known=False), 0.205, 10, 350),  # 0.192, 9, 335
         (Load(1, 15, 60, known=True), 0.070, 5, 164),  # 0.063, 4, 156: 32 callers' 480 rows in a bucket of 512
     ],
     ids=["16x20/200", "16x20/200 known", "3x30/300", "3x30/300 known", "1x15/60", "1x15/60 known"],

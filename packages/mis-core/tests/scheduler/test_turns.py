@@ -102,7 +102,8 @@ def test_shares() -> None:
     assert share(2048, 300, 1000, **rule) == 1000
     assert share(4096, 300, 9000, **rule | {"is_oldest": True}) == 22 * 64, "a third, in whole pages"
     assert share(4096, 300, 9000, **rule | {"is_oldest": True, "alignment": 512}) == 3 * 512
-    assert share(4096, 300, 75, **rule) == 512, "a run of rows is not begun for less than it has"
+    assert share(4096, 300, 75, **rule) == 75
+    assert share(4096, 300, 75, **rule | {"alignment": 512}) == 512, "a run of rows is not begun for less than it has"
 
 
 def test_the_oldest_does_not_keep_a_step_that_is_no_more_than_a_share() -> None:

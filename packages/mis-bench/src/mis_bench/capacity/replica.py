@@ -112,6 +112,16 @@ class _Work:
         self._cache.release(self.lock, count=False)
         self.cached_tokens = 0
 
+    def contribute_query(self, rows: StepRows, limit: int) -> int:
+        """Add a part of the query to a step; return how many tokens, at most `limit`."""
+        missing = self.match()
+        left, limit = self._shape.query_tokens - self._done, min(limit, rows.left(self.query, paged=True))
+        pages = missing if left <= limit else limit // PAGE_SIZE
+        if not pages:
+            return 0
+        self._cache.insert(self.lock, pages)
+        return rows.add(self.query, min(left, pages * PAGE_SIZE), paged=True)
+
     def contribute(self, rows: StepRows, limit: int) -> int:
         """Add to a step; return how many tokens, at most `limit`. What others computed is taken also with no room."""
         self.match()
@@ -121,13 +131,8 @@ class _Work:
         return added
 
     def _add(self, rows: StepRows, limit: int) -> int:
-        if self.lock.missing_pages and (missing := self.match()):
-            left, limit = self._shape.query_tokens - self._done, min(limit, rows.left(self.query, paged=True))
-            pages = missing if left <= limit else limit // PAGE_SIZE
-            if not pages:
-                return 0
-            self._cache.insert(self.lock, pages)
-            return rows.add(self.query, min(left, pages * PAGE_SIZE), paged=True)
+        if self.lock.missing_pages and self.match():
+            return self.contribute_query(rows, limit)
         length = self._shape.item_length
         if length <= rows.room.longest_item:
             added = rows.add_items(self.query, min(self._items, limit) // length, length)
@@ -270,11 +275,16 @@ class SimulatedReplica:
             )
             for work in works
         ]
-        served, rows = [], StepRows(room)
+        rows, added = StepRows(room), dict.fromkeys(works, 0)
+        if room.alignment == 1:
+            for work, limit, dealt in zip(works, shares, itertools.accumulate(shares), strict=True):
+                if dealt > room.tokens:
+                    break
+                added[work] = work.contribute_query(rows, limit)
         for work, limit in zip(works, shares, strict=True):
-            if added := work.contribute(rows, limit):
-                served.append(work)
-                self.tokens += added
+            added[work] += work.contribute(rows, limit - added[work])
+        self.tokens += sum(added.values())
+        served = [work for work, tokens in added.items() if tokens]
         for work in sorted(served, key=lambda work: work.number):
             self.tokens += work.contribute(rows, room.tokens)
         self.rows += rows.size

@@ -136,6 +136,10 @@ class GenerationRun:
         """Return how many pages of a shard are allocated outside its prefix cache's tree."""
         return len(self._pages) if shard == self.home.shard else 0
 
+    def contribute_query(self, builder: StepBuilder, limit: int) -> int:
+        """Add segments as `contribute` does: all of it is in pages."""
+        return self.contribute(builder, limit)
+
     def contribute(self, builder: StepBuilder, limit: int) -> int:
         """Add segments of what it begins with to a step; return how many tokens were added, at most `limit`."""
         added = 0

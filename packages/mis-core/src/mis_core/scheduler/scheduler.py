@@ -18,6 +18,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable
+from itertools import accumulate
 
 from mis_core.cache import CacheStatistics, PrefixCache
 from mis_core.requests import EngineOutput, GenerateRequest, Layout, NewToken, ScoreRequest
@@ -166,10 +167,17 @@ class Scheduler:
         if any(len(run.homes) > 1 for run in runs):  # shards are padded to the fullest, so none takes more of it
             most = math.ceil(max(self._waiting_tokens(runs)) / STEP_MULTIPLE) * STEP_MULTIPLE
         builder = StepBuilder(shape, most)
-        served = []
-        for run, limit in self._shares(runs, shape):
-            if run.contribute(builder, limit):
-                served.append(run)
+        shares = self._shares(runs, shape)
+        added = dict.fromkeys(runs, 0)
+        if shape.alignment == 1:  # else rows of a query keep those of its items from lying in its runs
+            # Queries of those that the step has room for come first, since each begins at a page; items lie anywhere.
+            for (run, limit), dealt in zip(shares, accumulate(limit for _, limit in shares), strict=True):
+                if dealt > shape.tokens * shape.shards:
+                    break
+                added[run] = run.contribute_query(builder, limit)
+        for run, limit in shares:
+            added[run] += run.contribute(builder, limit - added[run])
+        served = [run for run, tokens in added.items() if tokens]
         for run in sorted(served, key=_age):
             run.contribute(builder, shape.tokens * shape.shards)
         for run in served:

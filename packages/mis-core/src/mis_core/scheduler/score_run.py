@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -150,6 +151,10 @@ class ScoreRun:
         """Return how many pages of a shard are allocated outside its prefix cache's tree."""
         return self._paged.own_pages(shard)
 
+    def contribute_query(self, builder: StepBuilder, limit: int) -> int:
+        """Add parts of its query to a step; return how many tokens were added, at most `limit`."""
+        return self._contribute(self._add_query, builder, limit)
+
     def contribute(self, builder: StepBuilder, limit: int) -> int:
         """Add segments to a step; return how many tokens were added.
 
@@ -157,9 +162,12 @@ class ScoreRun:
             builder: The step.
             limit: Most tokens to add, at least `StepShape.longest_item`.
         """
+        return self._contribute(self._add, builder, limit)
+
+    def _contribute(self, add: Callable[[StepBuilder, int], int], builder: StepBuilder, limit: int) -> int:
         began = time.perf_counter()
         added = 0
-        while added < limit and (more := self._add(builder, limit - added)):
+        while added < limit and (more := add(builder, limit - added)):
             added += more
         if added:
             self._first_planned = self._first_planned or began
@@ -210,6 +218,9 @@ class ScoreRun:
     @property
     def _items_in_step(self) -> int:
         return self._short.in_step + self._paged.in_step
+
+    def _add_query(self, builder: StepBuilder, limit: int) -> int:
+        return 0 if self._query.lock.match() else self._query.add(builder, limit)
 
     def _add(self, builder: StepBuilder, limit: int) -> int:
         if not self._query.lock.match():

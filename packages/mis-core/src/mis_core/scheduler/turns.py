@@ -23,12 +23,14 @@ def share(tokens: int, running: int, remaining: int, *, least: int, alignment: i
         tokens: Most new tokens of the step.
         running: Requests that take turns.
         remaining: Tokens that the request still needs.
-        least: The fewest that are of use: what the longest item takes that is computed whole.
+        least: The fewest that a part may have: what the longest item takes that is computed whole.
         alignment: Rows of one context that lie together; a part of a run would be padded to all of it.
         is_oldest: Whether no other has come before it.
     """
+    if is_small(tokens, remaining):
+        return max(remaining, alignment)
     part, unit = max(tokens // running, tokens // (3 if is_oldest else 4)), max(alignment, PAGE_SIZE)
-    return max(remaining if is_small(tokens, remaining) else -(-part // unit) * unit, least)
+    return max(-(-part // unit) * unit, least)
 
 
 def oldest_is_first(tokens: int, least: int) -> bool:
