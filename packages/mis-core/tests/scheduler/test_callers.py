@@ -68,7 +68,7 @@ def steps_of(load: Load, shape: StepShape) -> list[StepPlan]:
         # 520 tokens a request: four fill a step. A query leaves 56 rows of its last page, which items of 20 fill.
         (Load(16, 20, 200, known=False), 0.035, 37, 1390),  # counted: 0.027, 35, 1339
         (Load(16, 20, 200, known=True), 0.010, 23, 865),  # 0.004, 22, 824: six requests of 320 tokens fill a step
-        # 390 tokens: five fill a step. A query leaves 20 rows, too few for an item of 30, and those of all lie together.
+        # 390 tokens: five fill a step. A query leaves 20 rows, too few for an item of 30; all items lie together.
         (Load(3, 30, 300, known=False), 0.055, 29, 1040),  # 0.048, 27, 999
         (Load(3, 30, 300, known=True), 0.065, 10, 375),  # 0.058, 9, 357: 16 callers' 1,440 rows in a bucket of 1,536
         # 75 tokens. Of 32 callers, 21 and 11 take turns: 1,655 and 865 rows, in sizes of 2,048 and 1,024.
