@@ -43,7 +43,7 @@ def test_names_that_are_the_same_in_every_row_are_left_out() -> None:
         "name": "a", "target": "t", "workload": "w", "cache": "cold", "load": "1 caller", "num_items": 3, "calls": 2,
         "num_labels": 2, "failures": {}, "wins": False, "status": "ok", "objections": [], "goodput_rps": None,
         "chunk_p95_ms": None, "first_ms": None, "steps_per_call": None, "items_per_usd": None, "max_abs": None,
-        "mean_abs": None, "compilations": None,
+        "mean_abs": None, "compilations": None, "limit_share": None,
     }  # fmt: skip
     rows: list[Any] = [SimpleNamespace(**row), SimpleNamespace(**row | {"name": "b", "num_items": 4})]
     assert rows_table("t", rows).header == ["row", "items", "calls", "status"]
