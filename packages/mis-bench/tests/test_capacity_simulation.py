@@ -120,6 +120,11 @@ class TestTheCache:
         found = simulate(scenario, drawn(shares, 3000), shares=shares)
         assert found.hit_rate() == pytest.approx(expected_hit_rate(shares, 60), abs=0.03)
 
+    def test_items_need_not_be_equally_long(self) -> None:
+        request = RequestShape(query_tokens=700, item_tokens=3, item_length=2)
+        scenario = Scenario(replicas=1, replica=shape(room=StepRoom(256)), request=request, callers=2)
+        assert simulate(scenario, np.zeros(4, np.int64)).failed == 0
+
     def test_a_query_that_does_not_fit_is_refused(self) -> None:
         with pytest.raises(ValueError, match="does not fit a cache of 448"):
             simulate(Scenario(replicas=1, replica=shape(cache_tokens=448), request=REQUEST), np.array([0]))

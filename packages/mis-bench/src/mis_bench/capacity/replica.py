@@ -133,8 +133,10 @@ class _Work:
     def _add(self, rows: StepRows, limit: int) -> int:
         if self.lock.missing_pages and self.match():
             return self.contribute_query(rows, limit)
-        length = self._shape.item_length
-        if length <= rows.room.longest_item:
+        if not self._items:
+            return 0
+        length = min(self._shape.item_length, self._items)  # of the last one, what is left
+        if self._shape.item_length <= rows.room.longest_item:
             added = rows.add_items(self.query, min(self._items, limit) // length, length)
         elif added := min(self._items, limit, rows.left(self.query, paged=True)):
             rows.add(self.query, added, paged=True)
