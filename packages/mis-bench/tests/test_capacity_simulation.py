@@ -149,9 +149,10 @@ class TestTime:
         return simulate(scenario, np.zeros(requests, np.int64), shares=np.ones(1))
 
     @pytest.mark.parametrize("load", [0.3, 0.6])
-    def test_requests_that_share_steps_wait_no_longer_than_processor_sharing_has_it(self, load: float) -> None:
-        """M/G/1 with processor sharing has a mean latency of `service / (1 - load)`; M/D/1 in order of arrival,
-        `service * (1 + load / (2 (1 - load)))`. With shares of a step and the oldest first, it lies between them.
+    def test_waits_lie_between_a_queue_and_processor_sharing(self, load: float) -> None:
+        """Mean latencies, in services: M/D/1 has `1 + load / (2 (1 - load))`, processor sharing `1 / (1 - load)`.
+
+        Requests share steps, but the oldest comes first.
         """
         found = self.run(shape(room=StepRoom(256), step_s=0.0, row_s=1 / 2560), rate=load)
         in_order, shared = 1 + load / (2 * (1 - load)), 1 / (1 - load)

@@ -8,7 +8,7 @@ from test_scheduler import SHAPE, Driver, assert_right, request_of, tokens
 
 from mis_core.requests import ScoreRequest
 from mis_core.scheduler.plan import StepPlan
-from mis_core.scheduler.turns import oldest_is_first, share
+from mis_core.scheduler.turns import oldest_first, share
 
 WIDE = dataclasses.replace(SHAPE, tokens=1024, scored=128, contexts=256, longest_item=256)
 
@@ -30,7 +30,7 @@ def new_tokens_of(plan: StepPlan, length: int) -> int:
     return sum(int(shard.lens[shard.lens == length].sum()) for shard in plan.shards)
 
 
-def test_a_small_request_is_computed_at_once_and_waits_for_those_before_it_only() -> None:
+def test_a_small_request_waits_only_for_those_before_it() -> None:
     driver = Driver(WIDE, pages=400)
     driver.submit(*(large(1000 * n) for n in range(6)))
     for _ in range(3):
@@ -40,7 +40,7 @@ def test_a_small_request_is_computed_at_once_and_waits_for_those_before_it_only(
     while 6 not in driver.answers:
         driver.step()
     owners = [answers_in(plan) for plan in driver.plans[planned:]]
-    # At least three of the six had a share in every step. What room its query finds in one, it takes.
+    # Three of the six at least have a share in each step, so it begins in the second and ends in the third.
     assert next(n for n, answered in enumerate(owners) if 6 in answered) <= 2
 
 
@@ -53,7 +53,7 @@ def test_many_small_requests_are_computed_one_after_the_other() -> None:
     assert len(driver.plans) == 5  # 4,800 tokens, 1,024 at a time
 
 
-def test_small_requests_that_never_stop_leave_a_third_of_every_step_to_the_oldest() -> None:
+def test_the_oldest_has_a_third_of_every_step() -> None:
     driver = Driver(WIDE, pages=600)
     driver.submit(request_of(tokens(1, 100), [tokens(n, 21) for n in range(400)]))
     driver.step()
@@ -77,7 +77,7 @@ def test_what_nobody_else_needs_goes_to_the_oldest() -> None:
 
 
 @pytest.mark.parametrize("length", [129, 200, 256])
-def test_items_up_to_the_longest_take_neither_pages_nor_contexts(length: int) -> None:
+def test_items_that_a_step_takes_whole_have_no_pages(length: int) -> None:
     driver = Driver(WIDE)
     request = request_of(tokens(1, 40), [tokens(n, length) for n in range(9)])
     (answer,) = driver.run(request)
@@ -106,8 +106,9 @@ def test_shares() -> None:
     assert share(4096, 300, 75, **rule | {"alignment": 512}) == 512, "a run of rows is not begun for less than it has"
 
 
-def test_the_oldest_does_not_keep_a_step_that_is_no_more_than_a_share() -> None:
-    assert not oldest_is_first(512, 512)
+def test_the_oldest_does_not_keep_whole_steps() -> None:
+    assert oldest_first([2, 1], 1, tokens=512, least=512) == [2, 1]
+    assert oldest_first([2, 1], 1, tokens=1024, least=512) == [1, 2]
     driver = Driver(dataclasses.replace(SHAPE, alignment=512))
     driver.submit(large(1))
     driver.step()
@@ -118,7 +119,7 @@ def test_the_oldest_does_not_keep_a_step_that_is_no_more_than_a_share() -> None:
     assert np.any([0 in answers_in(plan) for plan in driver.plans[2:]])
 
 
-def test_small_requests_of_short_contexts_do_not_keep_steps_of_long_ones_waiting() -> None:
+def test_many_small_requests_do_not_starve_another_kind() -> None:
     mixed = dataclasses.replace(WIDE, pages_per_context=4)
     driver = Driver(dataclasses.replace(WIDE, contexts=8, alignment=256, mixed=mixed), pages=600)
     driver.submit(request_of(tokens(1, 700), [tokens(n, 21) for n in range(200)]))

@@ -15,6 +15,7 @@ import itertools
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ import simpy
 from mis_bench.capacity.rows import StepRoom, StepRows
 from mis_core.cache import PrefixCache
 from mis_core.scheduler.plan import PAGE_SIZE
-from mis_core.scheduler.turns import is_small, oldest_is_first, share
+from mis_core.scheduler.turns import is_small, oldest_first, share
 
 MAX_RUNNING = 256
 """Most requests that share steps, as `--max-running-requests` has it unless told otherwise."""
@@ -261,22 +262,11 @@ class SimulatedReplica:
 
     def _plan(self) -> tuple[int, list[_Work]]:
         """Plan a step; return its rows, and the requests that end with it."""
-        room, works = self._shape.room, list(self._running)
-        least, oldest = max(room.longest_item, room.alignment), min(works, key=lambda work: work.number)
-        if oldest_is_first(room.tokens, least):
-            works.remove(oldest)
-            works.insert(0, oldest)
-        shares = [
-            share(
-                room.tokens,
-                len(works),
-                work.remaining_tokens,
-                least=least,
-                alignment=room.alignment,
-                is_oldest=work is oldest,
-            )
-            for work in works
-        ]
+        room, oldest = self._shape.room, min(self._running, key=lambda work: work.number)
+        least = max(room.longest_item, room.alignment)
+        works = oldest_first(self._running, oldest, tokens=room.tokens, least=least)
+        part = partial(share, room.tokens, len(works), least=least, alignment=room.alignment)
+        shares = [part(work.remaining_tokens, is_oldest=work is oldest) for work in works]
         rows, added = StepRows(room), dict.fromkeys(works, 0)
         if room.alignment == 1:
             for work, limit, dealt in zip(works, shares, itertools.accumulate(shares), strict=True):

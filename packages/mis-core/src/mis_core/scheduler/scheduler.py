@@ -18,6 +18,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 from itertools import accumulate
 
 from mis_core.cache import CacheStatistics, PrefixCache
@@ -30,7 +31,7 @@ from mis_core.scheduler.plan import PAGE_SIZE, STEP_MULTIPLE, StepBuilder, StepP
 from mis_core.scheduler.reading import Values
 from mis_core.scheduler.run import Run, Waiting
 from mis_core.scheduler.score_run import WaitingScore
-from mis_core.scheduler.turns import is_small, oldest_is_first, share
+from mis_core.scheduler.turns import is_small, oldest_first, share
 from mis_core.scheduler.waiting import PASSES, WaitingLine
 
 
@@ -150,8 +151,7 @@ class Scheduler:
     def _segments(self) -> StepPlan | None:
         if not self._turns:
             return None
-        # Of the kinds that there are, the one whose step is longest ago: hundreds of small requests of one kind would
-        # keep those of another waiting for a whole turn.
+        # The kind that was computed longest ago comes next: many small requests of one kind would starve another.
         kinds: dict[tuple[bool, bool], list[Run]] = {}
         for run in self._turns:
             kinds.setdefault((run.dense_mask, run.is_mixed), []).append(run)
@@ -192,18 +192,17 @@ class Scheduler:
 
     def _shares(self, runs: list[Run], shape: StepShape) -> list[tuple[Run, int]]:
         """Return runs in the order in which a step serves them, and how many tokens each gets at first."""
-        tokens, oldest = shape.tokens, min(runs, key=_age)
+        oldest = min(runs, key=_age)
         # Less than a run of rows with one context would be padded up to it.
         least = max(shape.longest_item, shape.alignment)
+        part = partial(share, shape.tokens, least=least, alignment=shape.alignment)
         sharing = [sum(home in run.homes for run in runs) for home in self._homes]
 
         def limit(run: Run) -> int:
-            facts = {"least": least, "alignment": shape.alignment, "is_oldest": run is oldest}
-            return sum(share(tokens, sharing[home.shard], run.remaining_tokens, **facts) for home in run.homes)
+            remaining, is_oldest = run.remaining_tokens, run is oldest
+            return sum(part(sharing[home.shard], remaining, is_oldest=is_oldest) for home in run.homes)
 
-        if oldest_is_first(tokens, least):
-            runs = [oldest, *(run for run in runs if run is not oldest)]
-        return [(run, limit(run)) for run in runs]
+        return [(run, limit(run)) for run in oldest_first(runs, oldest, tokens=shape.tokens, least=least)]
 
     def _waiting_tokens(self, runs: Iterable[Run]) -> list[float]:
         """Return by shard how many tokens requests still have to compute there."""

@@ -1,14 +1,19 @@
 """How the tokens of a step are dealt to the requests that take turns.
 
-Each has an equal share of a step, but no less than a quarter: smaller parts would put more contexts into every step,
-and end no request sooner. So where more than four run, some wait for the next step; those that had their share go
-behind them. A request that needs at most half a step gets it at once, and keeps its turn until it has it.
+Each has an equal share of a step, but at least a quarter. Smaller parts would put more contexts into every step, and
+end no request sooner. So where more than four run, some wait for the next step. A request that has had its share goes
+behind them. One that needs at most half a step gets it at once, and keeps its turn until it is computed.
 
-With hundreds of small requests a turn takes many steps, and a large one would get a quarter of a step in each. So the
-oldest is served in every step, before all others, and has a third of it; and what the others leave.
+Among hundreds of small requests, a large one would have its turn once in many steps. So the oldest is served first in
+every step. It gets a third, and then what the others leave.
 """
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 from mis_core.scheduler.plan import PAGE_SIZE
+
+Run = TypeVar("Run")
 
 
 def is_small(tokens: int, remaining: int) -> bool:
@@ -33,6 +38,11 @@ def share(tokens: int, running: int, remaining: int, *, least: int, alignment: i
     return max(-(-part // unit) * unit, least)
 
 
-def oldest_is_first(tokens: int, least: int) -> bool:
-    """Return whether the oldest is served in every step: not where a share is a whole step, which it would keep."""
-    return tokens >= 2 * least
+def oldest_first(runs: Sequence[Run], oldest: Run, *, tokens: int, least: int) -> list[Run]:
+    """Return runs in the order in which a step of `tokens` serves them: the oldest, then the others in their turn.
+
+    Where a share is a whole step, the oldest waits for its turn: it would leave nothing to the others.
+    """
+    if tokens < 2 * least:
+        return list(runs)
+    return [oldest, *(run for run in runs if run is not oldest)]
