@@ -157,6 +157,7 @@ class TokenizersInThreads:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
+        self.ready = True
 
     async def small(self, work: Callable[[Tokenizer], Any], size: int) -> Any:
         return await asyncio.to_thread(pickle.loads(pickle.dumps(work)), self.tokenizer)

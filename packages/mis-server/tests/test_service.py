@@ -6,12 +6,14 @@ import copy
 import dataclasses
 import gc
 import json
+import signal
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import httpx
 import numpy as np
 import pytest
 
@@ -29,6 +31,7 @@ from mis_server.service import event_reply
 from mis_server.serving import serve
 from mis_server.settings import ServerConfig
 from mis_server.tokenizers.pool import SMALL
+from mis_testing.server import free_port
 
 
 def parsing_thread(*arguments: object) -> Any:
@@ -181,37 +184,93 @@ def test_events_leave_others_their_turns() -> None:
     assert asyncio.run(turns(100)) >= 100
 
 
-def test_collecting_garbage_does_not_look_at_what_stays_for_ever(
-    monkeypatch: pytest.MonkeyPatch, pretended: Any, checkpoint: Path
-) -> None:
-    early: list[object] = [[]]  # as old as the application, which stays as long as the process
+@pytest.fixture
+def serving(monkeypatch: pytest.MonkeyPatch, pretended: Any, checkpoint: Path) -> Any:
+    """`async with serving(ready) as (task, url)`: serve here; the model is ready when the event is set."""
 
     @contextlib.asynccontextmanager
     async def opened(config: EngineConfig) -> AsyncIterator[Any]:
         yield pretended
 
-    async def wait_ready() -> Any:
-        return pretended.info
-
     async def close(within_s: float) -> None:
         pass
 
+    @contextlib.asynccontextmanager
+    async def serving(ready: asyncio.Event) -> AsyncIterator[tuple[asyncio.Task[None], str]]:
+        async def wait_ready(model: Model) -> Any:
+            await ready.wait()
+            return pretended.info
+
+        monkeypatch.setattr(Model, "wait_ready", wait_ready)
+        settings = ServerConfig(engine=EngineConfig(model=str(checkpoint)), port=free_port(), shutdown_timeout=120)
+        task = asyncio.create_task(serve(settings))
+        yield task, f"http://127.0.0.1:{settings.port}"
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    pretended.close = close
+    monkeypatch.setattr(model_module, "EngineClient", opened)
+    return serving
+
+
+def test_collecting_garbage_does_not_look_at_what_stays_for_ever(serving: Any) -> None:
+    early: list[object] = [[]]  # as old as the application, which stays as long as the process
+
     async def main() -> None:
         before = gc.get_freeze_count()
-        serving = asyncio.create_task(serve(ServerConfig(engine=EngineConfig(model=str(checkpoint)), port=0)))
-        async with asyncio.timeout(120):
-            while gc.get_freeze_count() == before:
-                await asyncio.sleep(0.01)
-        later: list[object] = [[]]
-        looked_at = [id(each) for each in gc.get_objects()]
-        assert id(later) in looked_at
-        assert id(early) not in looked_at
-        gc.unfreeze()
-        assert id(early) in [id(each) for each in gc.get_objects()]
-        serving.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await serving
+        ready = asyncio.Event()
+        ready.set()
+        async with serving(ready):
+            await until(lambda: gc.get_freeze_count() != before)
+            later: list[object] = [[]]
+            looked_at = [id(each) for each in gc.get_objects()]
+            assert id(later) in looked_at
+            assert id(early) not in looked_at
+            gc.unfreeze()
+            assert id(early) in [id(each) for each in gc.get_objects()]
 
-    pretended.wait_ready, pretended.close = wait_ready, close
-    monkeypatch.setattr(model_module, "EngineClient", opened)
     asyncio.run(main())
+
+
+def test_a_model_that_becomes_ready_while_a_stopped_server_finishes_its_replies(serving: Any, pretended: Any) -> None:
+    async def main() -> None:
+        answers, ready = asyncio.Event(), asyncio.Event()
+        score = pretended.score
+
+        async def late(request: ScoreRequest) -> Any:
+            pretended.started.set()
+            await answers.wait()
+            return await score(request)
+
+        pretended.score = late
+        body = {"query": [1], "items": [[2]], "label_token_ids": [7]}
+        async with serving(ready) as (task, url), httpx.AsyncClient(trust_env=False, timeout=120) as client:
+            while not await answering(client, url):
+                await asyncio.sleep(0.01)
+            asking = asyncio.create_task(client.post(f"{url}/v1/score", json=body))
+            await until(pretended.started.is_set)
+            signal.raise_signal(signal.SIGTERM)
+            while await answering(client, url):
+                await asyncio.sleep(0.01)
+            ready.set()
+            await asyncio.sleep(0.1)
+            assert not task.done()
+            answers.set()
+            assert (await asking).status_code == 200
+            await task
+
+    asyncio.run(main())
+
+
+async def answering(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await client.get(f"{url}/health", headers={"connection": "close"})).is_success
+    except httpx.TransportError:
+        return False
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(120):
+        while not condition():
+            await asyncio.sleep(0.01)

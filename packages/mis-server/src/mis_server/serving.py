@@ -62,10 +62,11 @@ async def serve(settings: ServerConfig) -> None:
                     # requests have made many objects, would hold up the event loop.
                     gc.collect()
                     gc.freeze()
-                    url = _url(listener, "http" if settings.ssl_certfile is None else "https")
                     took = time.monotonic() - began
-                    lines = _summary(settings, app.state.service, info, url)
-                    logger.info("Ready at %s after %.1f s.\n%s", url, took, lines)
+                    if not http.should_exit:  # a stopped server finishes its replies, but has closed its listener
+                        url = _url(listener, "http" if settings.ssl_certfile is None else "https")
+                        lines = _summary(settings, app.state.service, info, url)
+                        logger.info("Ready at %s after %.1f s.\n%s", url, took, lines)
                     await serving
                     logger.info("Stopped.")
             finally:

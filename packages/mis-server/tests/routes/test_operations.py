@@ -39,6 +39,15 @@ def test_ready_follows_the_engine(http: httpx.Client, pretended: Any) -> None:
     assert http.get("/ready").status_code == 200
 
 
+def test_ready_follows_the_tokenizer(http: httpx.Client, tokenizers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizers, "ready", False)
+    reply = http.get("/ready")
+    assert reply.status_code == 503
+    assert reply.json()["error"]["code"] == "engine_unavailable"
+    monkeypatch.undo()
+    assert http.get("/ready").status_code == 200
+
+
 def test_health_generate_scores_on_the_device(http: httpx.Client, pretended: Any) -> None:
     assert http.get("/health_generate").json() == {"status": "ok"}
     assert len(pretended.requests) == 1

@@ -132,6 +132,16 @@ def opened(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Callable[[]
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
+def test_a_pool_is_not_ready_until_the_templates_are_compiled(opened: Callable[[], Any]) -> None:
+    async def main() -> None:
+        async with opened() as pool:
+            assert not pool.ready
+            await pool.compiled()
+            assert pool.ready
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("run", PARALLEL)
 def test_what_travels_is_what_the_tokenizer_gives(opened: Callable[[], Any], tokenizer: Tokenizer, run: Run) -> None:
     async def main() -> None:

@@ -35,6 +35,8 @@ async def ready(service: ServiceOfApp) -> Status:
     if not service.model.client.ready:
         raise EngineUnavailable("The engine is not ready.")
     service.model.tokenizers.check()
+    if not service.model.tokenizers.ready:
+        raise EngineUnavailable("The tokenizer is not ready.")
     return Status(status="ready")
 
 

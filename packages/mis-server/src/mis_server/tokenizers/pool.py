@@ -76,6 +76,11 @@ class TokenizerPool:
             worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)
 
+    @property
+    def ready(self) -> bool:
+        """Whether the templates have been compiled, or refused."""
+        return self._compiled is not None and self._compiled.done()
+
     async def compiled(self) -> None:
         """Wait until the templates are compiled; `tokenizer` then knows what is wrong with the model's own.
 
