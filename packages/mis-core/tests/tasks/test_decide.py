@@ -16,7 +16,8 @@ from scipy.special import softmax
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.tasks.decide.answers import ChoiceAnswer, PredicateAnswer, RefusalAnswer, ScoreAnswer
-from mis_core.tasks.decide.task import AskedQuestion, ParsedDecision, finish_decision, parse_decision
+from mis_core.tasks.decide.asked import AskedQuestion
+from mis_core.tasks.decide.task import ParsedDecision, finish_decision, parse_decision
 from mis_core.tasks.limits import Limits
 from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.chat_template import ChatTemplate
@@ -152,7 +153,7 @@ def prompt(tokenizer: Tokenizer, question: str, messages: list[dict[str, Any]]) 
 def prompts(tokenizer: Tokenizer, parsed: ParsedDecision, messages: list[dict[str, Any]]) -> list[str]:
     """What the prompts of `QUESTIONS` must be."""
     texts = (PREDICATE_TEXT, CHOICE_TEXT, SCORE_TEXT)
-    labels = [asked.labels[0] for asked in parsed.questions if isinstance(asked, AskedQuestion)]
+    labels = [asked.labels[0] for asked in parsed.asked.questions if isinstance(asked, AskedQuestion)]
     return [prompt(tokenizer, text.format(*own), messages) for text, own in zip(texts, labels, strict=True)]
 
 
@@ -172,7 +173,7 @@ def test_prompts_are_what_the_template_makes_of_each_question(tokenizer: Tokeniz
 def test_every_label_is_the_one_token_that_follows_the_prompt(tokenizer: Tokenizer) -> None:
     parsed = parse(tokenizer, input=FOX)
     lead = " " if tokenizer.chat_template in (None, ChatTemplate(LLAMA2)) else ""
-    rows = zip(prompts(tokenizer, parsed, FOX), request_of(parsed).label_ids, parsed.questions, strict=True)
+    rows = zip(prompts(tokenizer, parsed, FOX), request_of(parsed).label_ids, parsed.asked.questions, strict=True)
     for before, ids, asked in rows:
         assert isinstance(asked, AskedQuestion)
         texts, tokens = asked.labels
@@ -323,7 +324,7 @@ def many_codes(tokenizer: Tokenizer, count: int) -> Tokenizer:
 def test_255_choices_have_a_code_each_if_the_vocabulary_has_them(plain: Tokenizer) -> None:
     values = [f"choice {number}" for number in range(255)]
     parsed = parse(many_codes(plain, 300), questions=[choice_of(values), choice_of(["a", "b"])])
-    many, few = (asked.labels[0] for asked in parsed.questions if isinstance(asked, AskedQuestion))
+    many, few = (asked.labels[0] for asked in parsed.asked.questions if isinstance(asked, AskedQuestion))
     assert (many[:28:9], few) == (["A", "J", "S", "AB"], ["A", "B"])
     ids = request_of(parsed).label_ids
     assert (len(set(ids[0].tolist())), ids[0].min() >= 0) == (255, True)
@@ -531,7 +532,7 @@ def test_any_body_is_a_request_or_an_error_of_the_contract(plain: Tokenizer, bod
 
 def check_request(parsed: ParsedDecision) -> None:
     if not parsed.requests:
-        assert all(isinstance(each, RefusalAnswer) for each in parsed.questions)
+        assert all(isinstance(each, RefusalAnswer) for each in parsed.asked.questions)
         return
     request = request_of(parsed)
     assert request.item_starts[-1] == len(request.item_tokens)

@@ -1,13 +1,12 @@
 """Answers of decisions: from the probabilities of labels to what a question is answered with."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float64
 
+from mis_core.tasks.decide.asked import Outcome
 from mis_core.tasks.decide.questions import Question
 
 
@@ -148,32 +147,17 @@ class Decision:
     usage: DecisionUsage
 
 
-def answer(
-    question: Question,
-    orders: Sequence[Sequence[int]],
-    probabilities: Float64[np.ndarray, "rows labels"],
-    label_mass: float,
-) -> Answer:
-    """Answer a question.
-
-    Args:
-        question: The question.
-        orders: The orders in which its options were read.
-        probabilities: Of its labels, a row for each of these, which sums to 1; they are averaged by option.
-        label_mass: Probability of all its labels together over the whole vocabulary.
-    """
+def answer(outcome: Outcome) -> Answer:
+    """Answer a question."""
+    question, probabilities, mass = outcome.question, outcome.probabilities, outcome.label_mass
     if question.kind == "predicate":
-        return PredicateAnswer(question.name, float(probabilities[0, 0]), label_mass)
-    by_option = np.zeros(len(question.options))
-    for order, row in zip(orders, probabilities, strict=True):
-        by_option[order] += row
-    by_option /= len(orders)
+        return PredicateAnswer(question.name, float(probabilities[0]), mass)
     if question.kind == "score":
-        return _score(question, by_option, label_mass)
-    best = max(orders[0], key=lambda index: by_option[index])
+        return _score(question, probabilities, mass)
     values = [option.value for option in question.options]
-    each = tuple(map(ChoiceProbability, values, by_option.tolist()))
-    return ChoiceAnswer(question.name, values[best], float(by_option[best]), each, label_mass)
+    each = tuple(map(ChoiceProbability, values, probabilities.tolist()))
+    best = outcome.best
+    return ChoiceAnswer(question.name, values[best], float(probabilities[best]), each, mass)
 
 
 def _score(question: Question, probabilities: np.ndarray, label_mass: float) -> ScoreAnswer:

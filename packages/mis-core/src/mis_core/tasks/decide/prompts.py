@@ -29,8 +29,18 @@ class Prompter:
         lead: What comes between a prompt and its answer: a space where the template writes one there, else nothing.
     """
 
-    def __init__(self, template: ChatTemplate | None, conversation: Sequence[Message], meter: Meter) -> None:
-        """Render the conversation once; `meter` counts what is rendered, as it does what is tokenised."""
+    def __init__(
+        self, template: ChatTemplate | None, conversation: Sequence[Message], meter: Meter, field: str
+    ) -> None:
+        """Render the conversation once.
+
+        Args:
+            template: The model's, or None.
+            conversation: The messages.
+            meter: Counts what is rendered, as it does what is tokenised.
+            field: Name of the field that the messages came from, for errors.
+        """
+        self._field = field
         self._size = sum(len(message["content"]) for message in conversation)
         self._messages = len(conversation)
         self._meter = meter
@@ -52,7 +62,10 @@ class Prompter:
 
     def _render(self, text: str) -> str:
         self._meter.count(self._size + len(text), self._messages + 1)
-        return self._make(text)
+        try:
+            return self._make(text)
+        except RequestError as error:  # of messages, which is another field
+            raise RequestError(f"invalid_{self._field}", error.message, self._field) from None
 
     def tail(self, ending: str) -> str:
         """Return the last characters of prompts whose questions end like this."""
@@ -85,10 +98,7 @@ class Prompter:
 
 
 def _rendered(template: ChatTemplate, messages: list[Message], *, asks: bool = True) -> str:
-    try:
-        return template.render(messages, add_generation_prompt=asks, enable_thinking=False)
-    except RequestError as error:  # of messages, which is another field
-        raise RequestError("invalid_input", error.message, "input") from None
+    return template.render(messages, add_generation_prompt=asks, enable_thinking=False)
 
 
 def _transcript(conversation: Sequence[Message]) -> str:

@@ -1,0 +1,258 @@
+"""Questions that are asked, whatever wire format they came in: their prompts, and what the model's outputs say of them.
+
+The query is the rendered conversation; an item is a question and what the template writes after it, so all questions of
+a request are answered by the next token in one packed request. With `choice_order` `independent` a choice is as many
+items as its options have orders.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from mis_core.errors import RequestError
+from mis_core.ragged import offsets
+from mis_core.requests import EngineOutput, ScoreRequest
+from mis_core.tasks.decide.codes import Codes, Labels
+from mis_core.tasks.decide.conversation import Message
+from mis_core.tasks.decide.prompts import Prompter
+from mis_core.tasks.decide.questions import Question
+from mis_core.tasks.fields.field import Field
+from mis_core.tasks.fields.item_errors import ItemError, ItemErrors
+from mis_core.tasks.fields.labels import label_matrix
+from mis_core.tasks.fields.token_rows import TokenRows
+from mis_core.tasks.fields.values import check_characters, check_count
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.probabilities import check_finite, label_logprobs, label_softmax
+from mis_core.tokenization import NOTHING, Joined, Tokenizer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AskedQuestion:
+    """A question that is asked.
+
+    Attributes:
+        question: The question.
+        orders: The orders in which its options are read, each an item of the request.
+        labels: Its labels, in the order they are read.
+    """
+
+    question: Question
+    orders: list[list[int]]
+    labels: Labels
+
+    @property
+    def texts(self) -> list[str]:
+        """What the model reads, a text for each order."""
+        return [self.question.text(self.labels[0], order) for order in self.orders]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """What the engine computes, and for each question what is asked, or why it is not.
+
+    Attributes:
+        requests: One request, whose items are those of the first question that is asked, then those of the next;
+            nothing if none is.
+        questions: All questions in their order.
+    """
+
+    requests: tuple[ScoreRequest, ...]
+    questions: tuple[AskedQuestion | ItemError, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What the model says of a question.
+
+    Attributes:
+        question: The question.
+        probabilities: `[options]` among all of them, in the order they were given, averaged over the orders in which
+            they were read; of a predicate those of yes and no.
+        best: Place of the most probable option, of equals the one that is read first.
+        label_mass: Probability of all its labels together over the whole vocabulary.
+    """
+
+    question: Question
+    probabilities: Float64[np.ndarray, " options"]
+    best: int
+    label_mass: float
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a request asks about, and how it wants to be answered.
+
+    Attributes:
+        field: Name of the field that holds it, for errors.
+        conversation: Its messages.
+        per_item: Whether the others are answered where a question is wrong.
+        is_rotated: Whether options of choices are read in several orders.
+        cache_salt: Who shares cached prefixes, or None.
+    """
+
+    field: str
+    conversation: Sequence[Message]
+    per_item: bool
+    is_rotated: bool
+    cache_salt: str | None
+
+
+def ask(
+    source: Source, given: Sequence[Field], read: Callable[[Field], Question], tokenizer: Tokenizer, limits: Limits
+) -> Asked:
+    """Read questions, and make and tokenise their prompts.
+
+    Args:
+        source: What they are about.
+        given: The questions as they were given.
+        read: Reads one.
+        tokenizer: The model's, with a meter.
+        limits: What a request may ask for.
+
+    Raises:
+        RequestError: a question cannot be asked, or all of them are too much.
+    """
+    errors = ItemErrors("questions", len(given), per_item=source.per_item)
+    questions = errors.read_each(given, lambda _, each: read(each))
+    texts = {
+        source.field: [message["content"] for message in source.conversation],
+        "questions": [text for question in questions for text in question.texts],
+    }
+    check_characters(limits.max_text_characters, **texts)
+    prompter = Prompter(tokenizer.chat_template, source.conversation, tokenizer.meter, source.field)
+    codes = Codes(tokenizer.within(None), prompter, limits.vocab_size)
+
+    def find_labels(index: int, question: Question) -> AskedQuestion:
+        orders = question.orders(is_rotated=source.is_rotated)
+        return AskedQuestion(question, orders, codes.labels(question, given[index].path))
+
+    found = errors.read_each(questions, find_labels)
+    _check_counts(found, limits)
+    asked = dict(zip(errors.kept.tolist(), found, strict=True))
+    paths = [each.path for each in given]
+    joined = _join(asked, paths, errors, prompter, tokenizer, limits, source.field)
+    requests: tuple[ScoreRequest, ...] = ()
+    if errors.any_left:
+        kept = [asked[index] for index in errors.kept.tolist()]
+        labels = TokenRows.nested("questions", [each.labels[1] for each in kept for _ in each.orders])
+        requests = (ScoreRequest(*joined, label_matrix(labels), cache_salt=source.cache_salt),)
+    refused = {error.index: error for error in errors.errors}
+    return Asked(requests, tuple(refused.get(index) or asked[index] for index in range(len(given))))
+
+
+def outcomes(asked: Asked, outputs: tuple[EngineOutput, ...]) -> list[Outcome | ItemError]:
+    """Return what the engine's outputs say of each question, or why it was not asked.
+
+    The probability of a label is the softmax over the labels of its item, as that of a score with `apply_softmax`.
+    """
+    probabilities, masses = np.zeros((0, 0)), np.zeros(0)
+    if asked.requests:
+        (request,), (output,) = asked.requests, outputs
+        probabilities, masses = _probabilities(request, output)
+    found: list[Outcome | ItemError] = []
+    begin = 0
+    for each in asked.questions:
+        if isinstance(each, ItemError):
+            found.append(each)
+            continue
+        rows = slice(begin, begin + len(each.orders))
+        begin = rows.stop
+        own = probabilities[rows, : len(each.labels[0])]
+        found.append(_outcome(each, own, float(masses[rows].mean())))
+    return found
+
+
+def _outcome(asked: AskedQuestion, probabilities: Float64[np.ndarray, "orders labels"], label_mass: float) -> Outcome:
+    if not asked.question.options:
+        return Outcome(asked.question, probabilities[0], int(probabilities[0].argmax()), label_mass)
+    by_option = np.zeros(len(asked.question.options))
+    for order, row in zip(asked.orders, probabilities, strict=True):
+        by_option[order] += row
+    by_option /= len(asked.orders)
+    best = max(asked.orders[0], key=lambda index: by_option[index])
+    return Outcome(asked.question, by_option, best, label_mass)
+
+
+def _probabilities(
+    request: ScoreRequest, output: EngineOutput
+) -> tuple[Float64[np.ndarray, "items labels"], Float64[np.ndarray, " items"]]:
+    """Return the probability of each label of each item, and that of all its labels over the whole vocabulary."""
+    is_label = request.label_ids >= 0
+    check_finite(output.logits[is_label])
+    probabilities = label_softmax(output.logits, request.label_ids).astype(np.float64)
+    over_all = np.exp(label_logprobs(output).astype(np.float64)) * is_label
+    return probabilities, np.minimum(over_all.sum(axis=1), 1.0)  # rounded, they may come out above
+
+
+def _check_counts(asked: Sequence[AskedQuestion], limits: Limits) -> None:
+    items, labels = sum(len(each.orders) for each in asked), max((len(each.labels[0]) for each in asked), default=0)
+    check_count(items, limits.max_items, "questions, each choice once for each of its orders", "questions")
+    check_count(labels, limits.max_labels, "labels", "questions", "too_many_labels")
+    if items * labels > limits.max_scores:
+        message = (
+            f"{items} questions with up to {labels} answers make {items * labels} scores; at most {limits.max_scores} "
+            "are allowed. Ask fewer questions at a time."
+        )
+        raise RequestError("too_many_labels", message, "questions")
+
+
+def _join(
+    asked: dict[int, AskedQuestion],
+    paths: Sequence[str],
+    errors: ItemErrors,
+    prompter: Prompter,
+    tokenizer: Tokenizer,
+    limits: Limits,
+    field: str,
+) -> Joined:
+    """Tokenise the prompts of the questions that are kept; return the segments of those that fit."""
+    kept = [asked[index] for index in errors.kept.tolist()]
+    if not kept:
+        return NOTHING
+    most, most_tokens = limits.max_text_characters, limits.context_length
+    shared, rests = prompter.prompts([text for each in kept for text in each.texts], most)
+    check_characters(most, **{field: [shared], "questions": rests})
+    starts = offsets(np.array([len(each.orders) for each in kept]))[:-1]
+
+    def refuse(is_bad: np.ndarray, error: Callable[[int, int], RequestError]) -> Int64[np.ndarray, " rows"]:
+        """Refuse the questions of some prompts; what is left is joined once more."""
+
+        def first(row: int, index: int) -> RequestError:
+            return error(int(starts[row] + is_bad[starts[row] :].argmax()), index)
+
+        errors.refuse(np.logical_or.reduceat(is_bad, starts), first)
+        return np.arange(len(is_bad))
+
+    try:
+        joined = tokenizer.join(
+            shared,
+            rests,
+            item_first=not shared,
+            add_special_tokens=False,
+            context_length=most_tokens,
+            max_characters=most,
+            fields=(field, "questions"),
+            refuse=refuse,
+        )
+    except RequestError as error:
+        if error.code == "context_length_exceeded":
+            message = f"The {field} alone has more tokens than the context holds, which is {most_tokens}."
+            raise RequestError(error.code, message, field) from None
+        raise
+    longest = np.maximum.reduceat(joined.context_lens + np.diff(joined.item_starts), starts)
+
+    def too_long(row: int, index: int) -> RequestError:
+        message = (
+            f"{paths[index]}: {field} and question have {longest[row]} tokens together; the context holds "
+            f"{most_tokens}."
+        )
+        return RequestError("context_length_exceeded", message, "questions")
+
+    if len(errors.kept) == len(kept):
+        errors.refuse(longest > most_tokens, too_long)
+    if len(errors.kept) < len(kept):
+        return _join(asked, paths, errors, prompter, tokenizer, limits, field)
+    limits.check_tokens(len(joined.query) + len(joined.item_tokens), f"{field.capitalize()} and questions", "questions")
+    return joined
