@@ -16,6 +16,7 @@ from field_tables import DECLARED, PAGES, table, with_tables
 from mis_core.config import EngineConfig
 from mis_core.errors import RequestError
 from mis_core.tasks.classify import CLASSIFY
+from mis_core.tasks.decide.system_one.task import SYSTEM_ONE
 from mis_core.tasks.decide.task import DECIDE
 from mis_core.tasks.fields.body import Body, fields_of, read_body
 from mis_core.tasks.fields.described import schema_of
@@ -54,7 +55,11 @@ _IDS_OR_TEXTS = {"query", "items", "input", "prompt", "labels", "label_token_ids
 _NUMBERS_BY_ID = {"logit_bias"}
 # Members depend on each other: an output of a tool names the call before it, and the role of a message says what its
 # parts may be. A type for each would be a second reader beside the one that makes a prompt of them.
-_MEMBERS = {"/v1/decisions": {"input", "questions"}, "/v1/chat/completions": {"messages"}}
+_MEMBERS = {
+    "/v1/decisions": {"input", "questions"},
+    "/v1/chat/completions": {"messages"},
+    "/v1/systemone": {"state"},  # any JSON but numbers, truth values and null
+}
 
 
 @of_each_route
@@ -75,6 +80,9 @@ def test_its_errors_say_what_it_must_be(route: str) -> None:
         error = refusal(wider(route), GOOD[route] | {"wombats": value})
         assert (error.code, error.param) == ("invalid_wombats", "wombats")
         assert error.message.startswith("wombats must be a whole number from 1 to 9")
+    if not DECLARED[route].__struct_config__.forbid_unknown_fields:
+        read_body(wider(route), GOOD[route] | {"wombat": 3})
+        return
     error = refusal(wider(route), GOOD[route] | {"wombat": 3})
     assert error.code == "unknown_parameter"
     assert "Did you mean 'wombats'?" in error.message
@@ -161,7 +169,8 @@ PARSE: dict[str, Callable[[dict[str, Any], Tokenizer], object]] = {
     "/v1/classify": lambda fields, tokenizer: CLASSIFY.parse(fields, tokenizer, WITH_HEAD, ("m",)),
     "/v1/completions": parse(COMPLETE),
     "/v1/decisions": parse(DECIDE),
+    "/v1/systemone": parse(SYSTEM_ONE),
     "/v1/chat/completions": parse(CHAT),
-    "/tokenize": lambda fields, tokenizer: tokenize(msgspec.json.encode(fields), "m", 100, 100, tokenizer),
-    "/detokenize": lambda fields, tokenizer: detokenize(msgspec.json.encode(fields), "m", 100, 100, None, tokenizer),
+    "/tokenize": lambda fields, tokenizer: tokenize(msgspec.json.encode(fields), ("m",), 100, 100, tokenizer),
+    "/detokenize": lambda fields, tokenizer: detokenize(msgspec.json.encode(fields), ("m",), 100, 100, None, tokenizer),
 }

@@ -95,6 +95,19 @@ def decisions(rng: random.Random) -> dict[str, Any]:
     return {"input": text(rng, 50), "questions": questions, "choice_order": order}
 
 
+def system_one(rng: random.Random) -> dict[str, Any]:
+    questions: dict[str, Any] = {}
+    for number in range(rng.randint(1, 6)):
+        several = [f"{each} {text(rng, 3)}" for each in range(rng.randint(2, 8))]
+        asked: Any = {"type": rng.choice(["noul", "choice", "score"]), "instructions": text(rng, 8)}
+        if asked["type"] == "choice":
+            asked["criteria"] = dict.fromkeys(several)
+        elif asked["type"] == "score":
+            asked["criteria"] = several
+        questions[f"{number} {text(rng, 2)}"] = asked
+    return {"state": {"text": text(rng, 50)}, "questions": questions}
+
+
 def sampling(rng: random.Random) -> dict[str, Any]:
     """New tokens, the same whenever they are asked for again."""
     return {
@@ -131,6 +144,7 @@ LANGUAGE = {
     "/v1/score": labelled_score,
     "/v1/rerank": rerank,
     "/v1/decisions": decisions,
+    "/v1/systemone": system_one,
     "/v1/completions": completions,
     "/v1/chat/completions": chat,
     "/tokenize": tokenize,

@@ -61,6 +61,13 @@ def rerank_error(code: str, **changes: Any) -> Cause:
     return Cause(code, param=next(iter(changes)), path="/v1/rerank", content=content.encode())
 
 
+def system_one_error(code: str, **changes: Any) -> Cause:
+    """What is wrong with a body of `/v1/systemone`; `GONE` leaves a field out."""
+    body = {"state": "A cat.", "questions": {"q": {"type": "noul", "instructions": "Is it wet?"}}} | changes
+    content = json.dumps({name: value for name, value in body.items() if value is not GONE})
+    return Cause(code, param=next(iter(changes)), path="/v1/systemone", content=content.encode())
+
+
 IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "a"}]}]
 CHOICES = [{"value": str(number)} for number in range(255)]
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
@@ -259,6 +266,13 @@ CAUSES = [
     task_error("too_many_tokens", "/v1/decisions", "input", options={"max_text_characters": 6}),
     task_error("too_many_tokens", "/v1/completions", "prompt", options={"max_text_characters": 9}),
     task_error("too_many_tokens", "/v1/classify", "input", options={"max_text_characters": 9}),
+    system_one_error("missing_state", state=GONE),
+    system_one_error("invalid_state", state=5),
+    system_one_error("empty_questions", questions={}),
+    system_one_error("invalid_x_on_error", x_on_error="skip"),
+    system_one_error("invalid_x_choice_order", x_choice_order="any"),
+    system_one_error("invalid_x_cache_salt_type", x_cache_salt=7),
+    system_one_error("invalid_x_abstain_below", x_abstain_below=2),
     chat_error("missing_messages", messages=GONE),
     chat_error("empty_messages", messages=[]),
     chat_error("invalid_messages", messages="a"),
@@ -387,6 +401,11 @@ def test_a_cause_gets_its_code(
     content = json.dumps(body).encode() if cause.content is None else cause.content
     headers = {"content-type": "application/json"} | cause.headers
     reply = http.request(cause.method, cause.path, content=content, headers=headers)
+    if cause.path == "/v1/systemone":
+        (fault,) = reply.json()["detail"]
+        assert (reply.status_code, fault["type"], fault["loc"]) == (422, cause.code, ["body", cause.param])
+        assert 0 < len(fault["msg"]) <= 500
+        return
     error = reply.json()["error"]
     status, kind = ERRORS[cause.code]
     assert (reply.status_code, error["code"], error["type"], error["param"]) == (status, cause.code, kind, cause.param)

@@ -52,6 +52,14 @@ def changed(body: Body, place: Place, text: str) -> Body:
     return body
 
 
+def error_of(reply: httpx.Response) -> dict[str, Any]:
+    """What a reply says is wrong; those of System One have a form of their own."""
+    if "error" in reply.json():
+        return reply.json()["error"]
+    (fault,) = reply.json()["detail"]
+    return {"code": fault["type"], "message": fault["msg"], "param": fault["loc"][1]}
+
+
 @pytest.fixture(scope="module")
 def larger(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """A tokenizer with one token more than the model has."""
@@ -71,14 +79,14 @@ def test_a_text_with_a_token_that_the_model_lacks_is_refused(
         for place, text in places(body):
             wrong = changed(body, place, BEYOND if text == LABEL else f"{text} {BEYOND}")
             reply = http.post(path, json=wrong)
-            error = reply.json()["error"]
+            error = error_of(reply)
             assert (reply.status_code, error["code"]) == (422, "token_id_exceeds_vocab"), place
             assert error["param"] == place[0]
             if not tried:
                 for other in (each for each, same in SAME.items() if same == path):
-                    assert http.post(other, json=wrong).json()["error"] == error, other
+                    assert error_of(http.post(other, json=wrong)) == error, other
             if place[0] in ("items", "documents", "questions", "prompt", "input") and len(place) > 1:
-                assert error["message"].startswith(f"{place[0]}[{place[1]}]")
+                assert error["message"].startswith(f"{place[0]}[{json.dumps(place[1])}]")
             tried.add(place[0])
     assert tried >= {name for name, value in body.items() if not isinstance(value, int)}
 
@@ -105,6 +113,7 @@ VARIATIONS: dict[str, list[Body]] = {
         ITEM | {"questions": [PREDICATE, UNNAMED, UNANSWERABLE]},
         {"choice_order": "independent"},
     ],
+    "/v1/systemone": [{}, {"x_on_error": "item", "questions": {"n": {"type": "noul"}}}, {"x_abstain_below": 0.5}],
     "/v1/completions": [
         each | more for each in BOTH for more in ({}, {"max_tokens": 1}, {"echo": True, "logprobs": 1}, {"logprobs": 0})
     ]

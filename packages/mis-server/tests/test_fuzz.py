@@ -125,7 +125,7 @@ def try_out(cases: st.SearchStrategy[Any], examples: int) -> None:
             check_envelope(response.status_code, response.json())
         assert response.headers["x-request-id"]
         # What is wrong with an item may then be its own error in a reply of 200.
-        by_item = isinstance(case.body, dict) and case.body.get("on_error") == "item"
+        by_item = isinstance(case.body, dict) and "item" in (case.body.get("on_error"), case.body.get("x_on_error"))
         case.validate_response(response, excluded_checks=[*UNDECIDED, *[negative_data_rejection] * by_item])
 
     with contextlib.suppress(Unsatisfiable):  # a GET without parameters cannot be wrong
@@ -262,6 +262,10 @@ def check_answers(body: dict[str, Any], reply: Reply) -> None:
     assert len(reply["answers"]) == len(body["questions"])
 
 
+def check_ids(body: dict[str, Any], reply: Reply) -> None:
+    assert reply["answers"].keys() | reply.get("x_errors", {}).keys() == body["questions"].keys()
+
+
 def check_choices(body: dict[str, Any], reply: Reply) -> None:
     assert len(reply["choices"]) == prompts(body.get("prompt", "")) * (body.get("n") or 1)
 
@@ -284,6 +288,7 @@ REPLIES: dict[str, Callable[[dict[str, Any], Reply], None]] = {
     "/v1/score": check_scores,
     "/v1/rerank": check_order,
     "/v1/decisions": check_answers,
+    "/v1/systemone": check_ids,
     "/v1/classify": check_labels,
     "/v1/completions": check_choices,
     "/v1/chat/completions": check_choices,
@@ -309,6 +314,10 @@ def post(app: Any, route: str, content: bytes, kind: str = "application/json") -
 
 
 def check_envelope(status: int, body: Any) -> None:
+    """Check an error: the envelope, or the form of System One."""
+    if set(body) == {"detail"}:
+        check_detail(status, body["detail"])
+        return
     assert set(body) == {"error"}
     error = body["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -316,3 +325,14 @@ def check_envelope(status: int, body: Any) -> None:
     assert isinstance(error["message"], str)
     assert 0 < len(error["message"]) <= 500
     assert error["param"] is None or isinstance(error["param"], str)
+
+
+def check_detail(status: int, detail: Any) -> None:
+    if isinstance(detail, dict):
+        assert set(detail) == {"error_type", "message", "code"}
+        assert ERRORS[detail["code"]][0] == status
+        return
+    (fault,) = detail
+    assert (status, set(fault), fault["loc"][0]) == (422, {"loc", "msg", "type"}, "body")
+    assert fault["type"] in ERRORS
+    assert 0 < len(fault["msg"]) <= 500

@@ -18,6 +18,7 @@ from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.tasks.decide.answers import ChoiceAnswer, PredicateAnswer, RefusalAnswer, ScoreAnswer
 from mis_core.tasks.decide.asked import AskedQuestion
 from mis_core.tasks.decide.task import ParsedDecision, finish_decision, parse_decision
+from mis_core.tasks.fields.item_errors import ItemError
 from mis_core.tasks.limits import Limits
 from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.chat_template import ChatTemplate
@@ -532,7 +533,7 @@ def test_any_body_is_a_request_or_an_error_of_the_contract(plain: Tokenizer, bod
 
 def check_request(parsed: ParsedDecision) -> None:
     if not parsed.requests:
-        assert all(isinstance(each, RefusalAnswer) for each in parsed.asked.questions)
+        assert all(isinstance(each, ItemError) for each in parsed.asked.questions)
         return
     request = request_of(parsed)
     assert request.item_starts[-1] == len(request.item_tokens)

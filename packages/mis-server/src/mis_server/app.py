@@ -18,7 +18,19 @@ from mis_server.edge.middleware import (
 from mis_server.errors import install_error_handlers
 from mis_server.model import Model
 from mis_server.playground import read_files
-from mis_server.routes import admin, chat, classify, completions, decisions, models, operations, rerank, score, tokens
+from mis_server.routes import (
+    admin,
+    chat,
+    classify,
+    completions,
+    decisions,
+    models,
+    operations,
+    rerank,
+    score,
+    system_one,
+    tokens,
+)
 from mis_server.routes.playground import router_of
 from mis_server.schemas.errors import ErrorReply
 from mis_server.service import HttpService
@@ -55,7 +67,19 @@ def create_app(model: Model, settings: ServerConfig) -> FastAPI:
     )
     app.state.service = service
     install_error_handlers(app)
-    for module in (score, rerank, decisions, classify, chat, completions, models, tokens, operations, admin):
+    for module in (
+        score,
+        rerank,
+        decisions,
+        system_one,
+        classify,
+        chat,
+        completions,
+        models,
+        tokens,
+        operations,
+        admin,
+    ):
         app.include_router(module.router)
     app.include_router(router_of(page))
     return app

@@ -1,6 +1,7 @@
 """From errors to replies. Only this module knows HTTP statuses.
 
-Every error reply has the form `{"error": {"message", "type", "param", "code"}}`, which OpenAI's clients read.
+Every error reply has the form `{"error": {"message", "type", "param", "code"}}`, which OpenAI's clients read; those of
+System One's routes have `detail`, as `schemas.system_one` says.
 """
 
 import logging
@@ -11,9 +12,11 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.process.quarantine import RequestRefused
+from mis_server.schemas import system_one
 from mis_server.schemas.errors import ErrorDetail, ErrorReply
 
 logger = logging.getLogger(__name__)
@@ -71,6 +74,12 @@ ERRORS: dict[str, tuple[int, str]] = {
     "invalid_softmax": (400, _INVALID),
     "invalid_priority": (400, _INVALID),
     "invalid_request_id": (400, _INVALID),
+    "missing_state": (400, _MISSING),
+    "invalid_state": (400, _INVALID),
+    "invalid_x_on_error": (400, _VALUE),
+    "invalid_x_choice_order": (400, _VALUE),
+    "invalid_x_cache_salt_type": (400, _INVALID),
+    "invalid_x_abstain_below": (400, _VALUE),
     "missing_questions": (400, _MISSING),
     "empty_questions": (400, _VALUE),
     "invalid_questions": (400, _INVALID),
@@ -163,14 +172,31 @@ class TokenizersUnavailable(EngineUnavailable):
     """The processes that tokenise texts cannot be started; its message is for clients."""
 
 
+class _ErrorResponse(Response):
+    """The reply for an error, in the form that clients of its route read."""
+
+    def __init__(self, error: ErrorDetail, status: int, headers: dict[str, str]) -> None:
+        super().__init__(ErrorReply(error=error).model_dump_json(), status, headers, "application/json")
+        self._error = error
+        self._given_headers = headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        if scope["path"] not in system_one.PATHS:
+            await super().__call__(scope, receive, send)
+            return
+        error = self._error
+        status, body = system_one.error_of(self.status_code, error.code, error.message, error.param)
+        await Response(body, status, self._given_headers, "application/json")(scope, receive, send)
+
+
 def error_reply(code: str, message: str, param: str | None = None, headers: dict[str, str] | None = None) -> Response:
     """Return the reply for an error code; long messages are cut."""
     status, kind = ERRORS[code]
     if len(message) > _MESSAGE_CHARACTERS:
         message = message[: _MESSAGE_CHARACTERS - 3] + "..."
-    reply = ErrorReply(error=ErrorDetail(message=message, type=kind, param=param, code=code))
-    headers = _HEADERS.get(code, {}) | (headers or {})
-    return Response(reply.model_dump_json(), status, headers, "application/json")
+    error = ErrorDetail(message=message, type=kind, param=param, code=code)
+    return _ErrorResponse(error, status, _HEADERS.get(code, {}) | (headers or {}))
 
 
 def internal_error() -> Response:

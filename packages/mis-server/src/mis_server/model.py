@@ -54,7 +54,7 @@ class Model(Service[bytes | Fields]):
         client: EngineClient,
         tokenizers: TokenizerPool,
         *,
-        name: str | None = None,
+        names: tuple[str, ...] | None = None,
         **limits: int,
     ) -> None:
         """Take what `running_model` starts, and closes.
@@ -63,13 +63,14 @@ class Model(Service[bytes | Fields]):
             config: The engine's options.
             client: The engine process.
             tokenizers: Where texts become tokens.
-            name: What requests may call the model; None: whatever they like.
+            names: What requests may call the model, besides what clients of a task call it by default; None: whatever
+                they like.
             limits: Fields of `Limits` that are not to be its defaults.
         """
         self.client = client
         self.tokenizers = tokenizers
         self._config = config
-        self._names = None if name is None else (name,)
+        self._names = names
         self._given_limits = limits
         self._served: tuple[Ready, Limits, tuple[str, ...]] | None = None
 
@@ -91,17 +92,18 @@ class Model(Service[bytes | Fields]):
             EngineUnavailable: the engine was never ready.
         """
         limits = self.limits
-        there = partial(parse_text, task, limits, self._names)
+        names = None if self._names is None else (*self._names, *task.model_names)
+        there = partial(parse_text, task, limits, names)
         if not isinstance(source, bytes):
             if not task.has_text(source):
-                return await asyncio.to_thread(task.parse, source, None, limits, self._names)
+                return await asyncio.to_thread(task.parse, source, None, limits, names)
             data = packed(source)
             return await self.tokenizers.large(partial(there, marshal.loads, data, None), len(data))
         if len(source) > SMALL:
             return await self.tokenizers.large(partial(there, decode_body, source, None), len(source))
         fields = decode_body(source)
         if not task.has_text(fields):
-            return await in_thread_if_large(len(source), task.parse, fields, None, limits, self._names)
+            return await in_thread_if_large(len(source), task.parse, fields, None, limits, names)
         data = packed(fields, source)
         # A short text that is tokenised again with each of many items is a long job, too.
         most = min(max(_AMPLIFIED * len(source), _LEAST), SMALL)
@@ -176,12 +178,14 @@ class Model(Service[bytes | Fields]):
 
 
 @contextlib.asynccontextmanager
-async def running_model(config: EngineConfig, *, name: str | None = None, **limits: int) -> AsyncIterator[Model]:
+async def running_model(
+    config: EngineConfig, *, names: tuple[str, ...] | None = None, **limits: int
+) -> AsyncIterator[Model]:
     """Bring a model up, and end its processes at the end. It starts in the background: see `Model.wait_ready`.
 
     Args:
         config: The engine's options.
-        name: As of `Model`.
+        names: As of `Model`.
         limits: As of `Model`.
 
     Raises:
@@ -191,7 +195,7 @@ async def running_model(config: EngineConfig, *, name: str | None = None, **limi
     async with EngineClient(local) as client:
         tokenizer = await asyncio.to_thread(Tokenizer.of, local)  # while the engine starts
         async with TokenizerPool(tokenizer) as tokenizers:
-            yield Model(config, client, tokenizers, name=name, **limits)
+            yield Model(config, client, tokenizers, names=names, **limits)
 
 
 async def in_thread_if_large(values: int, work: Callable[..., Result], *arguments: Any) -> Result:

@@ -41,6 +41,9 @@ class ServerConfig:
         "Model name in requests and replies; default: MODEL as given, or the name of a GGUF file without its suffix.",
         group="Address",
     )
+    model_alias: tuple[str, ...] = option(
+        (), "Another name that requests may call the model by; the flag may be repeated.", group="Address"
+    )
     api_key: str | None = option(
         None,
         "Bearer token required by every route except /health, /ready, /metrics and /playground; default: none.",
@@ -158,6 +161,8 @@ class ServerConfig:
         for name in ("host", "api_key", "admin_api_key", "served_model_name"):
             if getattr(self, name) == "":
                 raise ConfigError(f"{name} must not be empty; omit it for the default.", name)
+        if "" in self.model_alias:
+            raise ConfigError("model_alias must not be empty.", "model_alias")
 
     @property
     def limits(self) -> dict[str, int]:
@@ -174,6 +179,11 @@ class ServerConfig:
     def origins(self) -> tuple[str, ...]:
         """Origins of web pages that may call this server."""
         return tuple(map(str.strip, (self.cors_allowed_origins or "").split(","))) if self.cors_allowed_origins else ()
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names that requests may call the model by, the first of which stands in replies."""
+        return (self.model_name, *self.model_alias)
 
     @property
     def model_name(self) -> str:

@@ -90,8 +90,9 @@ def _lists(schema: Schema) -> Values:
 
 def _objects(schema: Schema) -> Values:
     if "properties" not in schema:
-        names = _texts(schema.get("propertyNames", {}))
-        return st.dictionaries(names, values(schema.get("additionalProperties", {})), max_size=3)
+        names, member = _texts(schema.get("propertyNames", {})), values(schema.get("additionalProperties", {}))
+        least, most = schema.get("minProperties", 0), schema.get("maxProperties", 1 << 30)
+        return st.dictionaries(names, member, min_size=least, max_size=min(least + 3, most))
     members = {name: values(each) for name, each in schema["properties"].items()}
     required = {name: members.pop(name) for name in schema.get("required", ())}
     return st.fixed_dictionaries(required, optional=members)
@@ -111,6 +112,10 @@ def _near(schema: Schema) -> Values:
     changed: list[Values] = [_odd, *([st.sampled_from(limits)] if limits else [])]
     if schema.get("type") == "array" and "items" in schema:
         changed.append(st.builds(lambda good, bad: [*good, bad], values(schema), _near(schema["items"])))
+    if isinstance(schema.get("additionalProperties"), dict):
+        changed.append(
+            st.builds(lambda good, bad: good | {"x": bad}, values(schema), _near(schema["additionalProperties"]))
+        )
     if "properties" in schema:
         members, objects = schema["properties"], values(schema)
         for name, each in members.items():

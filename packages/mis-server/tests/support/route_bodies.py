@@ -15,6 +15,14 @@ LEVELS = {"type": "score", "instructions": TEXT, "levels": [{"label": TEXT, "des
 SCORE: Body = {"query": TEXT, "items": [TEXT, TEXT], "labels": [LABEL, TEXT]}
 RERANK: Body = {"query": TEXT, "documents": [TEXT, {"text": TEXT}], "instruction": TEXT}
 DECISION: Body = {"input": TEXT, "questions": [PREDICATE, CHOICE, LEVELS]}
+SYSTEM_ONE: Body = {
+    "state": {"text": TEXT},
+    "questions": {
+        "n": {"type": "noul", "instructions": TEXT, "criteria": {"true": TEXT}},
+        "c": {"type": "choice", "instructions": TEXT, "criteria": {TEXT: TEXT, "sun": None}},
+        "s": {"type": "score", "criteria": [TEXT, "cross"]},
+    },
+}
 COMPLETION: Body = {"prompt": [TEXT, TEXT], "max_tokens": 2}
 CHAT: Body = {"messages": [{"role": "user", "content": TEXT}], "labels": [LABEL, "no"], "max_tokens": 2}
 CLASSIFY: Body = {"input": [TEXT, TEXT]}
@@ -27,6 +35,9 @@ BODIES: dict[str, Body] = {
     "/rerank": RERANK,
     "/v1/decisions": DECISION,
     "/decisions": DECISION,
+    "/v1/systemone": SYSTEM_ONE,
+    "/api/v1/systemone": SYSTEM_ONE,
+    "/api/alpha/decisions": SYSTEM_ONE,
     "/v1/completions": COMPLETION,
     "/completions": COMPLETION,
     "/v1/chat/completions": CHAT,
@@ -39,7 +50,13 @@ BODIES: dict[str, Body] = {
 SAME = {
     "/v2/rerank": "/v1/rerank",
     "/get_model_info": "/model_info",
-    **{path.removeprefix("/v1"): path for path in BODIES if path.startswith("/v1")},
+    "/api/v1/systemone": "/v1/systemone",
+    "/api/alpha/decisions": "/v1/systemone",
+    **{
+        path.removeprefix("/v1"): path
+        for path in BODIES
+        if path.startswith("/v1/") and path.removeprefix("/v1") in BODIES
+    },
 }
 """Other paths of a route."""
 

@@ -146,9 +146,9 @@ def test_a_pool_is_not_ready_until_the_templates_are_compiled(opened: Callable[[
 def test_what_travels_is_what_the_tokenizer_gives(opened: Callable[[], Any], tokenizer: Tokenizer, run: Run) -> None:
     async def main() -> None:
         async with opened() as pool:
-            tokens = await pool.small(functools.partial(tokenize, b'{"prompt": "a cafe"}', "m", 10, 10), 20)
+            tokens = await pool.small(functools.partial(tokenize, b'{"prompt": "a cafe"}', ("m",), 10, 10), 20)
             assert json.loads(tokens.ids) == tokenizer.encode("a cafe").tolist()
-            empty = functools.partial(detokenize, b'{"tokens": []}', "m", 10, 10, None)
+            empty = functools.partial(detokenize, b'{"tokens": []}', ("m",), 10, 10, None)
             assert await pool.large(empty, 14) == b'""'
             body = json.dumps({"query": "Is it", "items": [" so", ""], "labels": ["a"]}).encode()
             request = await pool.large(
@@ -159,7 +159,7 @@ def test_what_travels_is_what_the_tokenizer_gives(opened: Callable[[], Any], tok
             assert request.query.tolist() == expected.query.tolist()
             assert request.item_tokens.tolist() == expected.item_tokens.tolist()
             with pytest.raises(RequestError, match="11 characters") as caught:
-                await pool.small(functools.partial(tokenize, b'{"prompt": "eleven char"}', "m", 10, 10), 20)
+                await pool.small(functools.partial(tokenize, b'{"prompt": "eleven char"}', ("m",), 10, 10), 20)
             assert (caught.value.code, caught.value.param) == ("too_many_tokens", "prompt")
             pid = await pool.small(process_id, 0)
             for work in (unreadable, panic):

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import jax
 
@@ -17,6 +17,8 @@ from mis_core.requests import EngineOutput, GenerateRequest, ScoreRequest
 from mis_core.runner.memory import Resident
 from mis_core.tasks.classify import CLASSIFY, ClassifyResult
 from mis_core.tasks.decide.answers import Decision
+from mis_core.tasks.decide.system_one.answers import SystemOneResult
+from mis_core.tasks.decide.system_one.task import SYSTEM_ONE
 from mis_core.tasks.decide.task import DECIDE
 from mis_core.tasks.path.service import InlineService, ThreadedService, run_blocking
 from mis_core.tasks.path.task import Result, Task
@@ -125,22 +127,34 @@ class Engine:
         """`classify` for asyncio: the event loop stays free, and cancelling the task frees the device."""
         return await self._ask_async(CLASSIFY, input=input, **options)
 
-    def decide(self, input: str | Sequence[Any], questions: Sequence[Any], **options: Any) -> Decision:
+    @overload
+    def decide(self, input: str | Sequence[Any], questions: Sequence[Any], **options: Any) -> Decision: ...
+
+    @overload
+    def decide(self, input: Any, questions: Mapping[str, Any], **options: Any) -> SystemOneResult: ...
+
+    def decide(self, input: Any, questions: Any, **options: Any) -> Decision | SystemOneResult:
         """Answer questions about an input: is it so, which is it, how much is it.
 
         Args:
-            input: A text, or messages and tool records as dictionaries.
-            questions: Dictionaries as in the HTTP body: predicates, choices and scores.
-            options: The other fields of the HTTP body, such as `choice_order`, `on_error` and `cache_salt`.
+            input: A text, or messages and tool records as dictionaries; with questions of System One its `state`, a
+                text, a dictionary or a list.
+            questions: Dictionaries as in the body of `/v1/decisions`: predicates, choices and scores. Or a dictionary
+                of them by their ids, as in the body of `/v1/systemone`.
+            options: The other fields of that body, such as `choice_order` or `x_choice_order`.
 
         Raises:
             RequestError: the request breaks the contract; nothing was computed.
             EngineUnavailable: the engine is closed, or lost this request to a fault of the device.
         """
+        if isinstance(questions, Mapping):
+            return self._ask(SYSTEM_ONE, state=input, questions=questions, **options)
         return self._ask(DECIDE, input=input, questions=questions, **options)
 
-    async def decide_async(self, input: Any, questions: Any, **options: Any) -> Decision:
+    async def decide_async(self, input: Any, questions: Any, **options: Any) -> Decision | SystemOneResult:
         """`decide` for asyncio: the event loop stays free, and cancelling the task frees the device."""
+        if isinstance(questions, Mapping):
+            return await self._ask_async(SYSTEM_ONE, state=input, questions=questions, **options)
         return await self._ask_async(DECIDE, input=input, questions=questions, **options)
 
     def rerank(

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mis_server.errors import error_reply, forget_frames, internal_error
+from mis_server.schemas import system_one
 from mis_server.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -27,6 +28,9 @@ ADMIN_PATHS = frozenset({"/flush_cache", "/start_profile", "/stop_profile"})
 
 EXPOSED_HEADERS = ("x-request-id", "retry-after", "server-timing")
 """Headers of a reply that pages of allowed origins may read."""
+
+_ID_HEADERS = (b"x-request-id", b"x-typesafe-request-id")
+_TYPESAFE_PATHS = frozenset({*system_one.PATHS, "/v1/models"})  # what TypeSafe's clients ask
 
 _LINE = "%(client)s %(method)s %(route)s %(status)d %(milliseconds).1f ms, %(request_id)s"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -59,7 +63,7 @@ class RequestIdMiddleware:
         """Handle one request."""
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
-        id_header = (b"x-request-id", request_id.encode())
+        ids = [(name, request_id.encode()) for name in _ID_HEADERS[: 1 + (scope["path"] in _TYPESAFE_PATHS)]]
         scope.setdefault("state", {})["request_id"] = request_id
         began, status, is_complete = time.perf_counter(), 0, False
 
@@ -67,7 +71,7 @@ class RequestIdMiddleware:
             nonlocal status, is_complete
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), id_header]
+                message["headers"] = [*message.get("headers", ()), *ids]
             else:
                 is_complete = not message.get("more_body", False)
             await send(message)

@@ -55,7 +55,7 @@ async def _do(request: Request, service: HttpService, function: Callable[..., Re
     limits = settings.max_text_characters, settings.max_request_tokens
 
     async with service.admitted(request) as (body, _):
-        job: Callable[[Tokenizer], Result] = partial(function, body, service.name, *limits, *more)
+        job: Callable[[Tokenizer], Result] = partial(function, body, settings.model_names, *limits, *more)
         lane = service.model.tokenizers.small if len(body) <= SMALL else service.model.tokenizers.large
         return await lane(job, len(body))
 

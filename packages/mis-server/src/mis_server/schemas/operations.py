@@ -98,8 +98,17 @@ class ModelCard(BaseModel):
     recipe: str | SkipJsonSchema[None] = Field(default=None, exclude_if=lambda recipe: recipe is None)
 
 
+class DescribedModel(BaseModel):
+    """A name of the served model, as System One's clients read it; its date is that of the checkpoint's settings."""
+
+    name: str
+    description: str
+    release_date: str
+
+
 class ModelList(BaseModel):
-    """All served models."""
+    """Names of the served model, as OpenAI has them; `models` has those that System One takes, as TypeSafe has them."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
+    models: list[DescribedModel]

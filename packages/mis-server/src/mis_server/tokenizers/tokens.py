@@ -43,12 +43,14 @@ class Tokens(NamedTuple):
     strings: bytes | None
 
 
-def tokenize(body: bytes, model: str, max_characters: int, max_tokens: int, tokenizer: Tokenizer) -> Tokens:
+def tokenize(
+    body: bytes, models: tuple[str, ...], max_characters: int, max_tokens: int, tokenizer: Tokenizer
+) -> Tokens:
     """Read and tokenise the body of `/tokenize`.
 
     Args:
         body: The request's body.
-        model: Name of the served model.
+        models: Names of the served model.
         max_characters: Longest text.
         max_tokens: Most tokens of a reply.
         tokenizer: The model's tokenizer.
@@ -57,7 +59,7 @@ def tokenize(body: bytes, model: str, max_characters: int, max_tokens: int, toke
         RequestError: the request breaks the contract, or is too long.
     """
     asked = read_body(TokenizeBody, decode_object(body))
-    check_model(asked.model or None, (model,))
+    check_model(asked.model or None, models)
     check_characters(max_characters, prompt=[asked.prompt])
     tokens = tokenizer.within(None).encode(asked.prompt, asked.add_special_tokens)  # as they are, for people to see
     _check_count(len(tokens), max_tokens, "prompt")
@@ -66,13 +68,18 @@ def tokenize(body: bytes, model: str, max_characters: int, max_tokens: int, toke
 
 
 def detokenize(
-    body: bytes, model: str, max_characters: int, max_tokens: int, vocab_size: int | None, tokenizer: Tokenizer
+    body: bytes,
+    models: tuple[str, ...],
+    max_characters: int,
+    max_tokens: int,
+    vocab_size: int | None,
+    tokenizer: Tokenizer,
 ) -> bytes:
     """Read and decode the body of `/detokenize`; return its text as JSON.
 
     Args:
         body: The request's body.
-        model: Name of the served model.
+        models: Names of the served model.
         max_characters: Longest text of a reply.
         max_tokens: Most tokens of a request.
         vocab_size: Ids are below it; None: below the tokenizer's own.
@@ -82,7 +89,7 @@ def detokenize(
         RequestError: the request breaks the contract, or is too long.
     """
     asked = read_body(DetokenizeBody, decode_object(body))
-    check_model(asked.model or None, (model,))
+    check_model(asked.model or None, models)
     _check_count(len(asked.tokens), max_tokens, "tokens")
     rows = read_row("tokens", asked.tokens)
     rows.check_below(tokenizer.vocab_size if vocab_size is None else vocab_size)

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from mis_core.tasks.decide.asked import Outcome
+from mis_core.tasks.decide.asked import Judged
 from mis_core.tasks.decide.questions import Question
 
 
@@ -147,16 +147,16 @@ class Decision:
     usage: DecisionUsage
 
 
-def answer(outcome: Outcome) -> Answer:
+def answer(judged: Judged) -> Answer:
     """Answer a question."""
-    question, probabilities, mass = outcome.question, outcome.probabilities, outcome.label_mass
+    question, probabilities, mass = judged.question, judged.probabilities, judged.label_mass
     if question.kind == "predicate":
         return PredicateAnswer(question.name, float(probabilities[0]), mass)
     if question.kind == "score":
         return _score(question, probabilities, mass)
     values = [option.value for option in question.options]
     each = tuple(map(ChoiceProbability, values, probabilities.tolist()))
-    best = outcome.best
+    best = judged.best
     return ChoiceAnswer(question.name, values[best], float(probabilities[best]), each, mass)
 
 

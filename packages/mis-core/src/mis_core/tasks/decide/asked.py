@@ -63,25 +63,25 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
+class Judged:
     """What the model says of a question.
 
     Attributes:
         question: The question.
-        probabilities: `[options]` among all of them, in the order they were given, averaged over the orders in which
+        probabilities: `[labels]` among all of them, in the order they were given, averaged over the orders in which
             they were read; of a predicate those of yes and no.
         best: Place of the most probable option, of equals the one that is read first.
         label_mass: Probability of all its labels together over the whole vocabulary.
     """
 
     question: Question
-    probabilities: Float64[np.ndarray, " options"]
+    probabilities: Float64[np.ndarray, " labels"]
     best: int
     label_mass: float
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class Subject:
     """What a request asks about, and how it wants to be answered.
 
     Attributes:
@@ -100,49 +100,53 @@ class Source:
 
 
 def ask(
-    source: Source, given: Sequence[Field], read: Callable[[Field], Question], tokenizer: Tokenizer, limits: Limits
+    subject: Subject,
+    given: Sequence[Field],
+    read: Callable[[int, Field], Question],
+    tokenizer: Tokenizer,
+    limits: Limits,
 ) -> Asked:
     """Read questions, and make and tokenise their prompts.
 
     Args:
-        source: What they are about.
+        subject: What they are about.
         given: The questions as they were given.
-        read: Reads one.
+        read: Reads one, which stands at an index of them.
         tokenizer: The model's, with a meter.
         limits: What a request may ask for.
 
     Raises:
         RequestError: a question cannot be asked, or all of them are too much.
     """
-    errors = ItemErrors("questions", len(given), per_item=source.per_item)
-    questions = errors.read_each(given, lambda _, each: read(each))
+    errors = ItemErrors("questions", len(given), per_item=subject.per_item)
+    questions = errors.read_each(given, read)
     texts = {
-        source.field: [message["content"] for message in source.conversation],
+        subject.field: [message["content"] for message in subject.conversation],
         "questions": [text for question in questions for text in question.texts],
     }
     check_characters(limits.max_text_characters, **texts)
-    prompter = Prompter(tokenizer.chat_template, source.conversation, tokenizer.meter, source.field)
+    prompter = Prompter(tokenizer.chat_template, subject.conversation, tokenizer.meter, subject.field)
     codes = Codes(tokenizer.within(None), prompter, limits.vocab_size)
 
     def find_labels(index: int, question: Question) -> AskedQuestion:
-        orders = question.orders(is_rotated=source.is_rotated)
+        orders = question.orders(is_rotated=subject.is_rotated)
         return AskedQuestion(question, orders, codes.labels(question, given[index].path))
 
     found = errors.read_each(questions, find_labels)
     _check_counts(found, limits)
     asked = dict(zip(errors.kept.tolist(), found, strict=True))
     paths = [each.path for each in given]
-    joined = _join(asked, paths, errors, prompter, tokenizer, limits, source.field)
+    joined = _join(asked, paths, errors, prompter, tokenizer, limits, subject.field)
     requests: tuple[ScoreRequest, ...] = ()
     if errors.any_left:
         kept = [asked[index] for index in errors.kept.tolist()]
         labels = TokenRows.nested("questions", [each.labels[1] for each in kept for _ in each.orders])
-        requests = (ScoreRequest(*joined, label_matrix(labels), cache_salt=source.cache_salt),)
+        requests = (ScoreRequest(*joined, label_matrix(labels), cache_salt=subject.cache_salt),)
     refused = {error.index: error for error in errors.errors}
     return Asked(requests, tuple(refused.get(index) or asked[index] for index in range(len(given))))
 
 
-def outcomes(asked: Asked, outputs: tuple[EngineOutput, ...]) -> list[Outcome | ItemError]:
+def judge(asked: Asked, outputs: tuple[EngineOutput, ...]) -> list[Judged | ItemError]:
     """Return what the engine's outputs say of each question, or why it was not asked.
 
     The probability of a label is the softmax over the labels of its item, as that of a score with `apply_softmax`.
@@ -151,7 +155,7 @@ def outcomes(asked: Asked, outputs: tuple[EngineOutput, ...]) -> list[Outcome | 
     if asked.requests:
         (request,), (output,) = asked.requests, outputs
         probabilities, masses = _probabilities(request, output)
-    found: list[Outcome | ItemError] = []
+    found: list[Judged | ItemError] = []
     begin = 0
     for each in asked.questions:
         if isinstance(each, ItemError):
@@ -160,19 +164,19 @@ def outcomes(asked: Asked, outputs: tuple[EngineOutput, ...]) -> list[Outcome | 
         rows = slice(begin, begin + len(each.orders))
         begin = rows.stop
         own = probabilities[rows, : len(each.labels[0])]
-        found.append(_outcome(each, own, float(masses[rows].mean())))
+        found.append(_judged(each, own, float(masses[rows].mean())))
     return found
 
 
-def _outcome(asked: AskedQuestion, probabilities: Float64[np.ndarray, "orders labels"], label_mass: float) -> Outcome:
+def _judged(asked: AskedQuestion, probabilities: Float64[np.ndarray, "rows labels"], label_mass: float) -> Judged:
     if not asked.question.options:
-        return Outcome(asked.question, probabilities[0], int(probabilities[0].argmax()), label_mass)
+        return Judged(asked.question, probabilities[0], int(probabilities[0].argmax()), label_mass)
     by_option = np.zeros(len(asked.question.options))
     for order, row in zip(asked.orders, probabilities, strict=True):
         by_option[order] += row
     by_option /= len(asked.orders)
     best = max(asked.orders[0], key=lambda index: by_option[index])
-    return Outcome(asked.question, by_option, best, label_mass)
+    return Judged(asked.question, by_option, best, label_mass)
 
 
 def _probabilities(
@@ -220,7 +224,9 @@ def _join(
         """Refuse the questions of some prompts; what is left is joined once more."""
 
         def first(row: int, index: int) -> RequestError:
-            return error(int(starts[row] + is_bad[starts[row] :].argmax()), index)
+            found = error(int(starts[row] + is_bad[starts[row] :].argmax()), index)
+            named = found.message.replace(f"questions[{index}]", paths[index], 1)  # where they have ids
+            return RequestError(found.code, named, found.param)
 
         errors.refuse(np.logical_or.reduceat(is_bad, starts), first)
         return np.arange(len(is_bad))

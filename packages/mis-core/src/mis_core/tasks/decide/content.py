@@ -1,11 +1,12 @@
 """The content of messages and questions: a text, or a list of parts that become one."""
 
 import json
+import math
 from collections.abc import Mapping
 
 from mis_core.errors import RequestError
 from mis_core.tasks.fields.field import Field
-from mis_core.tasks.fields.values import readable
+from mis_core.tasks.fields.values import kind, readable
 
 MAX_PARTS = 10_000
 MAX_JSON_LEVELS = 32
@@ -37,6 +38,19 @@ def read_content(content: Field, kinds: tuple[str, ...], *, may_break: bool = Tr
     return "\n".join(_read_part(part, kinds, may_break) for part in content.elements(0, MAX_PARTS))
 
 
+def read_any(content: Field) -> str:
+    """Read a text, or an object or a list as compact JSON.
+
+    Raises:
+        RequestError: it is none of that.
+    """
+    if isinstance(content.value, str):
+        return content.text()
+    if not isinstance(content.value, (Mapping, list, tuple)):
+        raise content.error(f"must be a text, an object or a list, not {kind(content.value)}.")
+    return _compact(content)
+
+
 def _read_part(part: Field, kinds: tuple[str, ...], may_break: bool) -> str:
     if part.member("type") == "input_image":
         message = f"{part.path} is an image; the model reads text only. Leave it out, or describe it in words."
@@ -55,18 +69,24 @@ def _read_json(data: Field) -> str:
     objects = data.value if isinstance(data.value, (list, tuple)) else [data.value]
     if not all(isinstance(each, Mapping) for each in objects):
         raise data.error("must be an object or a list of objects.")
-    _check_extent(data)
-    try:
-        text = json.dumps(data.value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    except (TypeError, ValueError) as error:  # from Python: what JSON does not have
-        raise data.error(f"is not JSON: {str(error)[:200]}.") from None
-    size = len(readable(text, data.path, data.error("").code).encode())
+    text = _compact(data, MAX_JSON_VALUES)
+    size = len(text.encode())
     if size > MAX_JSON_BYTES:
         raise data.error(f"has {size} bytes as compact JSON; at most {MAX_JSON_BYTES} are allowed.")
     return text
 
 
-def _check_extent(data: Field) -> None:
+def _compact(data: Field, max_values: float = math.inf) -> str:
+    """Return a value as compact JSON."""
+    _check_extent(data, max_values)
+    try:
+        text = json.dumps(data.value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError) as error:  # from Python: what JSON does not have
+        raise data.error(f"is not JSON: {str(error)[:200]}.") from None
+    return readable(text, data.path, data.error("").code)
+
+
+def _check_extent(data: Field, max_values: float) -> None:
     """Refuse JSON that is too deep or has too many values; objects and lists are values, too."""
     level: list[object] = [data.value]
     values = levels = 0
@@ -76,8 +96,8 @@ def _check_extent(data: Field) -> None:
         levels += bool(containers)
         if levels > MAX_JSON_LEVELS:
             raise data.error(f"is nested deeper than {MAX_JSON_LEVELS} levels.")
-        if values > MAX_JSON_VALUES:
-            raise data.error(f"has more than {MAX_JSON_VALUES} values.")
+        if values > max_values:
+            raise data.error(f"has more than {max_values} values.")
         level = []
         for container in containers:
             if isinstance(container, Mapping) and not all(isinstance(name, str) for name in container):

@@ -52,18 +52,20 @@ class Question:
         name: What its answer is called, or None.
         instructions: What is asked.
         options: Choices or levels in their order; none of a predicate.
+        sides: Of a predicate what counts as yes and what as no, where that was said.
     """
 
     kind: str
     name: str | None
     instructions: str
     options: tuple[Option, ...] = ()
+    sides: tuple[str | None, str | None] = (None, None)
 
     @property
     def texts(self) -> list[str]:
         """All texts that were given."""
         options = (text for option in self.options for text in (option.shown, option.description or ""))
-        return [self.instructions, *options]
+        return [self.instructions, *options, *(side for side in self.sides if side is not None)]
 
     def ending(self, words: Sequence[str]) -> str:
         """Return how its text ends, which says what to answer with.
@@ -82,7 +84,9 @@ class Question:
             labels: Of a predicate the words for yes and no, else one code for each option, in the order they are read.
             order: Which option is read at each place.
         """
-        listed = ""
+        listed = "".join(
+            f"\n\n{word} means: {side}" for word, side in zip(labels, self.sides, strict=False) if side is not None
+        )
         if self.options:
             title = "Levels, from the lowest to the highest" if self.kind == "score" else "Options"
             truths = {option.shown for option in self.options if isinstance(option.value, bool)}

@@ -14,7 +14,7 @@ from mis_core.tasks.decide.answers import (
     RefusalAnswer,
     answer,
 )
-from mis_core.tasks.decide.asked import Asked, Source, ask, outcomes
+from mis_core.tasks.decide.asked import Asked, Subject, ask, judge
 from mis_core.tasks.decide.body import DecisionBody
 from mis_core.tasks.decide.conversation import read_conversation
 from mis_core.tasks.decide.questions import MAX_QUESTIONS, read_question
@@ -58,8 +58,10 @@ def parse_decision(
     check_count(len(body.questions), MAX_QUESTIONS, "questions", "questions")
     given = Field(body.questions, "questions").elements(1, MAX_QUESTIONS)
     is_rotated = body.choice_order == "independent"
-    source = Source("input", conversation, body.on_error == "item", is_rotated, _cache_salt(body))
-    return ParsedDecision(ask(source, given, read_question, tokenizer, limits), tuple(map(_name, given)))
+    subject = Subject("input", conversation, body.on_error == "item", is_rotated, _cache_salt(body))
+    return ParsedDecision(
+        ask(subject, given, lambda _, each: read_question(each), tokenizer, limits), tuple(map(_name, given))
+    )
 
 
 def finish_decision(parsed: ParsedDecision, outputs: tuple[EngineOutput, ...]) -> Decision:
@@ -68,14 +70,14 @@ def finish_decision(parsed: ParsedDecision, outputs: tuple[EngineOutput, ...]) -
         RefusalAnswer(name, QuestionError(each.code, each.message, each.param))
         if isinstance(each, ItemError)
         else answer(each)
-        for name, each in zip(parsed.names, outcomes(parsed.asked, outputs), strict=True)
+        for name, each in zip(parsed.names, judge(parsed.asked, outputs), strict=True)
     )
     tokens = sum(request.prompt_tokens for request in parsed.requests)
     cached = sum(output.cached_tokens for output in outputs)
     return Decision(answers, DecisionUsage(tokens, InputTokensDetails(cached), tokens))
 
 
-DECIDE: Task[ParsedDecision, Decision] = Task("decide", parse_decision, finish_decision)
+DECIDE: Task[ParsedDecision, Decision] = Task("decide", parse_decision, finish_decision, model_names=("gpt-6-luna",))
 
 
 def _cache_salt(body: DecisionBody) -> str | None:

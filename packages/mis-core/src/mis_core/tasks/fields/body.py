@@ -45,7 +45,7 @@ class FieldRules:
 
     Attributes:
         help: What it is for: one sentence, which stands in the documents.
-        each: The type of a list's elements, or some types, where each is read by itself.
+        each: The type of a list's elements, or of an object's members, or some types, where each is read by itself.
         schemas: Types of which a value has one, where the field has a reader of its own and is declared as anything.
         noun: What the field must be, where its type does not say so in plain words.
         nullable: Whether null is as good as missing, though the type does not admit it.
@@ -128,7 +128,8 @@ def read_body(declared: type[B], given: Mapping[str, object]) -> B:
         RequestError: of the first fault: an unknown name, then required fields, then the others as they are declared.
     """
     fields = fields_of(declared)
-    check_names(given, tuple(fields))
+    if declared.__struct_config__.forbid_unknown_fields:
+        check_names(given, tuple(fields))
     return declared(**{
         name: each.convert(given.get(name)) for name, each in fields.items() if each.is_given(given)
     })  # fmt: skip
@@ -224,7 +225,7 @@ class DeclaredField:
             return RequestError(code, f"{shown_path} has an unknown field {shown(unknown[1])}.", self.name)
         if needed is not None:
             return RequestError(wrong, f"{shown_path} needs the field {needed[1]}.", self.name)
-        if isinstance(value, (str, list, tuple)) and not value and "of length >=" in said:
+        if isinstance(value, (str, list, tuple, dict)) and not value and "of length >=" in said:
             return RequestError(self._code("empty", wrong), f"{shown_path} must not be empty.", self.name)
         noun = self.noun if info is self.info else in_words(info)
         given = shown(value) if isinstance(value, str) else kind(value)

@@ -43,7 +43,7 @@ def schema_of(declared: type[Body], examples: Sequence[Any] = ()) -> dict[str, A
         if alternatives:
             own["anyOf"] = alternatives + ([{"type": "array", "items": items, "minItems": 1}] if elements else [])
         elif elements:
-            own["items"] = items
+            own["additionalProperties" if own.get("type") == "object" else "items"] = items
         if field.about.nullable:
             body["properties"][name] = _with_null(body["properties"][name])
     return _inlined(body, parts) | ({"examples": [*examples]} if examples else {})

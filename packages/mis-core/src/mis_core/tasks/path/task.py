@@ -48,12 +48,15 @@ class Task(Generic[ParsedType, Result]):
         finish: Turns the engine's outputs, one for each of the parsed `requests`, into the result. Raises ValueError
             where they lack what was asked for, and FloatingPointError where it is not finite.
         has_text: Whether these fields need a tokenizer.
+        model_names: Names of models that clients of its protocol send unless told otherwise; they stand for the served
+            one.
     """
 
     name: str
     parse: Callable[[Fields, Tokenizer | None, Limits, ServedModels], ParsedType]
     finish: Callable[[ParsedType, tuple[EngineOutput, ...]], Result]
     has_text: Callable[[Fields], bool] = _always
+    model_names: tuple[str, ...] = ()
 
     def read(self, fields: Fields, tokenizer: Tokenizer | None, limits: Limits, models: ServedModels) -> ParsedType:
         """Parse; what would cost more than the limits allow is refused before it is done.

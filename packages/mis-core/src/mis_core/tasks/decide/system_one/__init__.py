@@ -1,0 +1,1 @@
+"""The task `decide` as System One asks it: one state, and questions by their ids."""

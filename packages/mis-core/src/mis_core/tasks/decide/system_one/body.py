@@ -1,0 +1,93 @@
+"""The body of System One: TypeSafe's protocol, which other servers speak, too.
+
+`questions` has a reader of its own, in `questions`, so that each question may be wrong by itself. The types of its
+members here are for documents. Subject: the OpenAPI document of TypeSafe's service, as its Python client has it.
+"""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from mis_core.tasks.decide.questions import MAX_CHOICES, MAX_LEVELS
+from mis_core.tasks.fields.body import Body, CacheSalt, ModelName, about
+from mis_core.tasks.fields.item_errors import OnError
+
+Content = str | dict[str, Any] | list[Any]
+"""What the model reads as it is if it is a text, and as compact JSON otherwise."""
+
+AbstainBelow = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Sides(Struct, frozen=True, forbid_unknown_fields=True, rename={"yes": "true", "no": "false"}):
+    """What counts as yes, and what as no."""
+
+    yes: Content | None = None
+    no: Content | None = None
+
+
+class QuestionFields(Struct, frozen=True, kw_only=True):
+    """What all questions have. Names that begin with `x_` and are not known are ignored."""
+
+    instructions: Content | None = None
+    x_abstain_below: AbstainBelow | None = None
+
+
+class NoulFields(QuestionFields, frozen=True, kw_only=True, tag_field="type", tag="noul"):
+    """Is it so? It needs instructions, or a description of one side."""
+
+    criteria: Sides | None = None
+
+
+class ChoiceFields(QuestionFields, frozen=True, kw_only=True, tag_field="type", tag="choice"):
+    """Which is it? Each choice has a description, or null."""
+
+    criteria: Annotated[dict[str, Content | None], Meta(min_length=2, max_length=MAX_CHOICES)]
+
+
+class ScoreFields(QuestionFields, frozen=True, kw_only=True, tag_field="type", tag="score"):
+    """How much is it?"""
+
+    criteria: Annotated[
+        list[Content], Meta(min_length=2, max_length=MAX_LEVELS, description="From the lowest to the highest.")
+    ]
+
+
+class SystemOneBody(Body, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """Fields of `POST /v1/systemone`; others are ignored."""
+
+    state: Annotated[
+        Any,
+        about(
+            "What the questions are about. An object or a list is read as compact JSON.",
+            noun="a text, an object or a list",
+            schemas=(str, dict[str, Any], list[Any]),
+        ),
+    ]
+    questions: Annotated[
+        dict[str, Any],
+        Meta(min_length=1),
+        about(
+            "What to answer, each by an id that the model does not see. Each is answered independently.",
+            noun="an object with a question for each id",
+            each=NoulFields | ChoiceFields | ScoreFields,
+            empty="empty_questions",
+        ),
+    ]
+    model: ModelName = None
+    assets: Annotated[
+        dict[str, Any] | None,
+        about("Not supported: it holds images, and the model reads text only.", wrong="unsupported_parameter"),
+    ] = None
+    x_on_error: OnError = "request"
+    x_choice_order: Annotated[
+        Literal["given", "independent"],
+        about("`independent` makes answers independent of the order of choices, which are read in up to 8 orders."),
+    ] = "given"
+    x_cache_salt: CacheSalt = None
+    x_abstain_below: Annotated[
+        AbstainBelow | None,
+        about(
+            "Ids of answers whose confidence is below this stand in `x_abstained`. A question may have its own. The "
+            "confidence of a noul is twice the distance of its probability from one half."
+        ),
+    ] = None

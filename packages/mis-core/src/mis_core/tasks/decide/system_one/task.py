@@ -1,0 +1,106 @@
+"""The task `decide` as System One asks it; many questions about one state in one packed request."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from mis_core.errors import RequestError
+from mis_core.requests import EngineOutput, ScoreRequest
+from mis_core.tasks.decide.asked import Asked, Subject, ask, judge
+from mis_core.tasks.decide.content import read_any
+from mis_core.tasks.decide.conversation import Message
+from mis_core.tasks.decide.questions import Question
+from mis_core.tasks.decide.system_one.answers import (
+    FailedQuestion,
+    SystemOneAnswer,
+    SystemOneResult,
+    SystemOneUsage,
+    answer,
+)
+from mis_core.tasks.decide.system_one.body import SystemOneBody
+from mis_core.tasks.decide.system_one.questions import AnswerNeeds, read_question
+from mis_core.tasks.fields.body import check_model, read_body
+from mis_core.tasks.fields.field import Field
+from mis_core.tasks.fields.item_errors import ItemError
+from mis_core.tasks.fields.values import check_count
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.path.task import Fields, ServedModels, Task
+from mis_core.tasks.served import check_task
+from mis_core.tokenization import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParsedSystemOne:
+    """A request of System One.
+
+    Attributes:
+        asked: What is asked.
+        needs: By the id of each question what its answer needs; None of those that cannot be asked.
+        abstain_below: The least confidence that all want, or None.
+    """
+
+    asked: Asked
+    needs: dict[str, AnswerNeeds | None]
+    abstain_below: float | None
+
+    @property
+    def requests(self) -> tuple[ScoreRequest, ...]:
+        """What the engine computes."""
+        return self.asked.requests
+
+
+def parse_system_one(
+    fields: Fields, tokenizer: Tokenizer | None, limits: Limits, served_models: ServedModels = None
+) -> ParsedSystemOne:
+    """Validate the fields of a request, and make and tokenise its prompts; see `Task.parse`."""
+    body = read_body(SystemOneBody, fields)
+    check_task("decide", tokenizer, limits)
+    assert tokenizer is not None, "as checked"
+    check_model(body.model, served_models)
+    if body.assets is not None:
+        message = "assets holds images; the model reads text only. Leave them out, or describe them in words."
+        raise RequestError("unsupported_parameter", message, "assets")
+    check_count(len(body.questions), limits.max_items, "questions", "questions")
+    conversation = [Message(role="user", content=read_any(Field(body.state, "state")))]
+    given = Field(body.questions, "questions").entries(1, limits.max_items)
+    needs: dict[str, AnswerNeeds | None] = dict.fromkeys(given)
+    ids = list(given)
+
+    def read(index: int, source: Field) -> Question:
+        question, needs[ids[index]] = read_question(source)
+        return question
+
+    is_rotated = body.x_choice_order == "independent"
+    subject = Subject("state", conversation, body.x_on_error == "item", is_rotated, body.x_cache_salt)
+    asked = ask(subject, list(given.values()), read, tokenizer, limits)
+    return ParsedSystemOne(asked, needs, body.x_abstain_below)
+
+
+def finish_system_one(parsed: ParsedSystemOne, outputs: tuple[EngineOutput, ...]) -> SystemOneResult:
+    """Turn what the engine computed into answers; see `Task.finish`."""
+    answers: dict[str, SystemOneAnswer] = {}
+    failed: dict[str, FailedQuestion] = {}
+    abstained: list[str] = []
+    may_abstain = parsed.abstain_below is not None
+    for (name, needs), each in zip(parsed.needs.items(), judge(parsed.asked, outputs), strict=True):
+        if isinstance(each, ItemError):
+            failed[name] = FailedQuestion(each.code, each.message)
+            continue
+        assert needs is not None, "it was read"
+        answers[name] = made = answer(each, needs.legend)
+        least = parsed.abstain_below if needs.abstain_below is None else needs.abstain_below
+        may_abstain |= needs.abstain_below is not None
+        if least is not None and made.certainty < least:
+            abstained.append(name)
+    tokens = sum(request.prompt_tokens for request in parsed.requests)
+    return SystemOneResult(
+        answers=answers,
+        usage=SystemOneUsage(tokens, sum(output.cached_tokens for output in outputs)),
+        x_abstained=tuple(abstained) if may_abstain else msgspec.UNSET,
+        x_errors=failed or msgspec.UNSET,
+    )
+
+
+SYSTEM_ONE: Task[ParsedSystemOne, SystemOneResult] = Task(
+    "decide", parse_system_one, finish_system_one, model_names=("jev-latest",)
+)

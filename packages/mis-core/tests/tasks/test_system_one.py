@@ -1,0 +1,331 @@
+"""System One on the host: what a request may hold, what the model reads, and what its values become."""
+
+import json
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import UNSET
+from scipy.special import softmax
+
+from mis_core.errors import RequestError
+from mis_core.requests import EngineOutput
+from mis_core.tasks.decide.asked import AskedQuestion
+from mis_core.tasks.decide.system_one.answers import SystemOneChoice, SystemOneNoul, SystemOneResult, SystemOneScore
+from mis_core.tasks.decide.system_one.task import ParsedSystemOne, finish_system_one, parse_system_one
+from mis_core.tasks.decide.task import parse_decision
+from mis_core.tasks.limits import Limits
+from mis_core.tokenization import Tokenizer
+from mis_core.tokenization.chat_template import ChatTemplate
+
+LIMITS = Limits(context_length=4000, vocab_size=5000)
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+NOUL = {"type": "noul", "instructions": "Is it wet?"}
+CHOICE = {"type": "choice", "instructions": "Which?", "criteria": {"cat": "a pet", "dog": None, "": ["x", 1]}}
+SCORE = {"type": "score", "instructions": {"scale": "wetness"}, "criteria": ["dry", {"label": "wet"}, "drowned"]}
+QUESTIONS = {"n": NOUL, "c 🙂": CHOICE, "s.1": SCORE}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(small_tokenizer: Any) -> Tokenizer:
+    return Tokenizer(small_tokenizer("qwen"), ChatTemplate(CHATML))
+
+
+def parse(tokenizer: Tokenizer, limits: Limits = LIMITS, **fields: Any) -> ParsedSystemOne:
+    fields = {"state": "Rain falls.", "questions": QUESTIONS} | fields
+    return parse_system_one(fields, tokenizer, limits, ("m",))
+
+
+def refusal(tokenizer: Tokenizer, limits: Limits = LIMITS, **fields: Any) -> RequestError:
+    with pytest.raises(RequestError) as refused:
+        parse(tokenizer, limits, **fields)
+    assert len(refused.value.message) < 500
+    return refused.value
+
+
+def texts(parsed: ParsedSystemOne) -> list[str]:
+    """What the model reads of each question."""
+    return [text for each in parsed.asked.questions if isinstance(each, AskedQuestion) for text in each.texts]
+
+
+def words(parsed: ParsedSystemOne) -> list[str]:
+    """The words for yes and no."""
+    first = parsed.asked.questions[0]
+    assert isinstance(first, AskedQuestion)
+    return first.labels[0]
+
+
+def prompts(tokenizer: Tokenizer, parsed: ParsedSystemOne) -> list[str]:
+    (request,) = parsed.requests
+    starts = request.item_starts
+    return [
+        tokenizer.decode(np.concatenate([request.query[:context], request.item_tokens[starts[row] : starts[row + 1]]]))
+        for row, context in enumerate(request.context_lens)
+    ]
+
+
+def finish(parsed: ParsedSystemOne, logits: Any, log_sum_exp: float = 9.0) -> SystemOneResult:
+    (request,) = parsed.requests
+    values = np.zeros(request.label_ids.shape, np.float32)
+    for row, each in enumerate(logits):
+        values[row, : len(each)] = each
+    output = EngineOutput(values, np.full(len(values), log_sum_exp, np.float32), cached_tokens=3)
+    return finish_system_one(pickle.loads(pickle.dumps(parsed)), (output,))
+
+
+def test_a_state_and_its_questions_are_read_as_decisions_are(tokenizer: Tokenizer) -> None:
+    given = {
+        "type": "choice",
+        "instructions": "Which?",
+        "choices": [{"value": "cat", "description": "a pet"}, {"value": "dog"}],
+    }
+    theirs = parse_decision(
+        {"input": "Rain falls.", "questions": [{"type": "predicate", "instructions": "Is it wet?"}, given]},
+        tokenizer,
+        LIMITS,
+    )
+    ours = parse(
+        tokenizer,
+        questions={
+            "a": NOUL,
+            "b": {"type": "choice", "instructions": "Which?", "criteria": {"cat": "a pet", "dog": None}},
+        },
+    )
+    for left, right in zip(ours.requests, theirs.requests, strict=True):
+        np.testing.assert_array_equal(left.query, right.query)
+        np.testing.assert_array_equal(left.item_tokens, right.item_tokens)
+        np.testing.assert_array_equal(left.label_ids, right.label_ids)
+
+
+@pytest.mark.parametrize("state", ["", {}, [], {"a": ["ü", None, 1.5, {"b": True}]}, ["x", "y"]])
+def test_a_state_that_is_no_text_is_read_as_compact_json(tokenizer: Tokenizer, state: Any) -> None:
+    read = state if isinstance(state, str) else json.dumps(state, ensure_ascii=False, separators=(",", ":"))
+    for prompt in prompts(tokenizer, parse(tokenizer, state=state)):
+        assert prompt.startswith(f"<|im_start|>user\n{read}<|im_end|>\n<|im_start|>user\nAbout all of the above:")
+
+
+def test_structured_contents_are_read_as_compact_json(tokenizer: Tokenizer) -> None:
+    _, choice, score = texts(parse(tokenizer))
+    assert 'Which?\n\nOptions:\nA. cat: a pet\nB. dog\nC. : ["x",1]\n\n' in choice
+    assert '{"scale":"wetness"}\n\nLevels, from the lowest to the highest:\nA. dry\nB. {"label":"wet"}\n' in score
+
+
+@pytest.mark.parametrize(
+    ("criteria", "said"),
+    [
+        (None, ""),
+        ({}, ""),
+        ({"true": None}, ""),
+        ({"true": "rain"}, "\n\nYES means: rain"),
+        ({"false": ["sun"]}, '\n\nNO means: ["sun"]'),
+        ({"false": "sun", "true": "rain"}, "\n\nYES means: rain\n\nNO means: sun"),
+    ],
+)
+def test_sides_of_a_noul_are_read_with_their_words(tokenizer: Tokenizer, criteria: Any, said: str) -> None:
+    parsed = parse(tokenizer, questions={"n": NOUL | {"criteria": criteria}})
+    (text,) = texts(parsed)
+    yes, no = words(parsed)
+    said = said.replace("YES", yes).replace("NO", no)
+    assert text.endswith(f"Is it wet?{said}\n\nIs that true? Answer {yes} or {no}, and with nothing else.")
+
+
+def test_instructions_may_be_left_out(tokenizer: Tokenizer) -> None:
+    questions = {
+        "n": {"type": "noul", "criteria": {"true": "rain"}},
+        "c": {"type": "choice", "criteria": {"a": None, "b": None}},
+        "s": {"type": "score", "criteria": ["a", "b"], "instructions": None},
+    }
+    parsed = parse(tokenizer, questions=questions)
+    noul, choice, score = texts(parsed)
+    assert f"Decide between yes and no.\n\n{words(parsed)[0]} means: rain" in noul
+    assert "Which of the options fits best?" in choice
+    assert "Which of the levels fits best?" in score
+
+
+@pytest.mark.parametrize("count", [2, 26, 100])
+def test_many_questions_and_options(tokenizer: Tokenizer, count: int) -> None:
+    choice = {"type": "choice", "criteria": {f"option {number}": None for number in range(2)}}
+    parsed = parse(tokenizer, questions={f"q{number}": choice for number in range(10 * count)})
+    assert parsed.requests[0].num_items == 10 * count
+
+
+def test_ids_never_reach_the_model(tokenizer: Tokenizer) -> None:
+    renamed = parse(tokenizer, questions={f"wombat {name}": each for name, each in QUESTIONS.items()})
+    assert texts(renamed) == texts(parse(tokenizer))
+
+
+def test_values_become_answers(tokenizer: Tokenizer) -> None:
+    logits = [[1.0, 3.0], [2.0, -1.0, 0.5], [0.0, 1.0, 2.0]]
+    result = finish(parse(tokenizer), logits)
+    assert list(result.answers) == ["n", "c 🙂", "s.1"]
+    noul, choice, score = result.answers.values()
+    assert isinstance(noul, SystemOneNoul)
+    np.testing.assert_allclose(noul.noul, softmax(logits[0])[0], rtol=1e-6)
+    np.testing.assert_allclose(noul.x_label_mass, np.exp(np.array(logits[0]) - 9).sum(), rtol=1e-6)
+    assert isinstance(choice, SystemOneChoice)
+    chosen = softmax(logits[1])
+    assert list(choice.probabilities) == ["cat", "dog", ""]
+    np.testing.assert_allclose(list(choice.probabilities.values()), chosen, rtol=1e-6)
+    assert choice.choice == "cat"
+    np.testing.assert_allclose(choice.confidence, (chosen[0] - 1 / 3) / (2 / 3), rtol=1e-6)
+    assert isinstance(score, SystemOneScore)
+    levels = softmax(logits[2])
+    assert score.legend == {"0": "dry", "1": {"label": "wet"}, "2": "drowned"}
+    assert list(score.probabilities) == ["0", "1", "2"]
+    np.testing.assert_allclose(score.score, levels @ [0, 1, 2], rtol=1e-6)
+    np.testing.assert_allclose(score.confidence, 1 - levels @ [2, 1, 0] / (2 / 3), rtol=1e-5, atol=1e-6)
+    assert (result.usage.x_cached_tokens, result.usage.output_tokens) == (3, 0)
+    assert result.usage.input_tokens == parse(tokenizer).requests[0].prompt_tokens
+    assert (result.x_abstained, result.x_errors) == (UNSET, UNSET)
+
+
+@settings(deadline=None)
+@given(logits=st.lists(st.floats(-50, 50, width=32), min_size=3, max_size=3))
+def test_confidence_is_between_0_and_1(tokenizer: Tokenizer, logits: list[float]) -> None:
+    result = finish(parse(tokenizer), [logits[:2], logits, logits])
+    for answer in result.answers.values():
+        assert 0 <= answer.certainty <= 1
+
+
+@pytest.mark.parametrize(("logits", "certainty"), [([9e3, 0, 0], 1), ([0, 0, 0], 0), ([0, 9e3, 0], 1)])
+def test_confidence_of_equal_and_of_certain_options(
+    tokenizer: Tokenizer, logits: list[float], certainty: float
+) -> None:
+    result = finish(parse(tokenizer), [logits[:2], logits, logits], 9e3)
+    for name in ("n", "c 🙂"):
+        np.testing.assert_allclose(result.answers[name].certainty, certainty, atol=1e-6)
+    if certainty:
+        np.testing.assert_allclose(result.answers["s.1"].certainty, 1, atol=1e-6)
+
+
+def test_what_is_not_certain_enough_is_named(tokenizer: Tokenizer) -> None:
+    logits = [[0.0, 0.1], [9.0, 0.0, 0.0], [0.0, 0.1, 0.0]]
+    assert finish(parse(tokenizer, x_abstain_below=0), logits).x_abstained == ()
+    result = finish(parse(tokenizer, x_abstain_below=0.5), logits)
+    assert result.x_abstained == ("n", "s.1")
+    assert list(result.answers) == list(QUESTIONS)
+    own = QUESTIONS | {"n": NOUL | {"x_abstain_below": 0.01}, "c 🙂": CHOICE | {"x_abstain_below": 1}}
+    assert finish(parse(tokenizer, questions=own), logits).x_abstained == ("c 🙂",)
+    assert finish(parse(tokenizer, questions=own, x_abstain_below=0.5), logits).x_abstained == ("c 🙂", "s.1")
+
+
+def test_a_question_that_is_wrong_refuses_the_request_or_is_left_out(tokenizer: Tokenizer) -> None:
+    questions = {"bad": {"type": "boolean"}} | QUESTIONS
+    error = refusal(tokenizer, questions=questions)
+    assert (error.code, error.param) == ("invalid_questions", 'questions["bad"].type')
+    parsed = parse(tokenizer, questions=questions, x_on_error="item")
+    result = finish(parsed, [[0.0, 1.0], [0.0] * 3, [0.0] * 3])
+    assert list(result.answers) == list(QUESTIONS)
+    assert isinstance(result.x_errors, dict)
+    assert result.x_errors["bad"].code == "invalid_questions"
+    none = parse(tokenizer, questions={"bad": {}}, x_on_error="item")
+    assert none.requests == ()
+    assert finish_system_one(none, ()).answers == {}
+
+
+ID = r'questions["a \"b\""]'
+
+
+def question(**fields: Any) -> dict[str, Any]:
+    return {"questions": {'a "b"': fields}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"state": None}, "missing_state", "state"),
+        ({"state": 5}, "invalid_state", "state"),
+        ({"state": True}, "invalid_state", "state"),
+        ({"state": "\ud800"}, "invalid_state", "state"),
+        ({"state": ["\ud800"]}, "invalid_state", "state"),
+        ({"questions": None}, "missing_questions", "questions"),
+        ({"questions": {}}, "empty_questions", "questions"),
+        ({"questions": [NOUL]}, "invalid_questions", "questions"),
+        ({"questions": {"\ud800": NOUL}}, "invalid_questions", "questions"),
+        ({"questions": {"q": 5}}, "invalid_questions", 'questions["q"]'),
+        (question(type="box", instructions="Where?"), "unsupported_parameter", ID),
+        (question(type="noul"), "invalid_questions", ID),
+        (question(type="noul", criteria={"true": None}), "invalid_questions", ID),
+        (question(type="noul", instructions=5), "invalid_questions", ID + ".instructions"),
+        (
+            question(type="noul", instructions="a", criteria=["b"]),
+            "invalid_questions",
+            ID + ".criteria",
+        ),
+        (question(type="noul", instruction="a"), "unknown_parameter", ID + ".instruction"),
+        (question(type="choice"), "invalid_questions", ID),
+        (question(type="choice", criteria={}), "invalid_questions", ID + ".criteria"),
+        (question(type="choice", criteria={"a": None}), "invalid_questions", ID + ".criteria"),
+        (
+            question(type="choice", criteria={"a": 1, "b": 2}),
+            "invalid_questions",
+            ID + '.criteria["a"]',
+        ),
+        (question(type="score", criteria={"0": "a", "1": "b"}), "invalid_questions", ID + ".criteria"),
+        (question(type="score", criteria=["a"]), "invalid_questions", ID + ".criteria"),
+        (question(type="score", criteria=["a", None]), "invalid_questions", ID + ".criteria[1]"),
+        (
+            question(type="noul", instructions="a", x_abstain_below=True),
+            "invalid_questions",
+            ID + ".x_abstain_below",
+        ),
+        (
+            question(type="noul", instructions="a", x_abstain_below=1.5),
+            "invalid_questions",
+            ID + ".x_abstain_below",
+        ),
+        ({"model": "other"}, "model_not_found", "model"),
+        ({"assets": {"a": {"type": "image"}}}, "unsupported_parameter", "assets"),
+        ({"x_on_error": "skip"}, "invalid_x_on_error", "x_on_error"),
+        ({"x_choice_order": "any"}, "invalid_x_choice_order", "x_choice_order"),
+        ({"x_cache_salt": 5}, "invalid_x_cache_salt_type", "x_cache_salt"),
+        ({"x_abstain_below": 2}, "invalid_x_abstain_below", "x_abstain_below"),
+    ],
+)
+def test_what_is_wrong_is_named(tokenizer: Tokenizer, fields: Any, code: str, param: str) -> None:
+    error = refusal(tokenizer, **fields)
+    assert (error.code, error.param) == (code, param)
+
+
+def test_unknown_fields_are_ignored(tokenizer: Tokenizer) -> None:
+    questions = {"n": NOUL | {"x_note": 1}}
+    assert texts(parse(tokenizer, questions=questions, x_trace_id="a", seed=7, provider={})) == texts(
+        parse(tokenizer, questions={"n": NOUL})
+    )
+
+
+def test_deep_json_is_refused(tokenizer: Tokenizer) -> None:
+    deep: Any = "x"
+    for _ in range(40):
+        deep = [deep]
+    assert refusal(tokenizer, state=deep).code == "invalid_state"
+    assert len(prompts(tokenizer, parse(tokenizer, state=[0] * 1500, questions={"n": NOUL}))) == 1
+
+
+@pytest.mark.parametrize(
+    ("limits", "fields", "code", "param"),
+    [
+        (Limits(context_length=4000, vocab_size=5000, max_items=2), {}, "too_many_items", "questions"),
+        (Limits(context_length=4000, vocab_size=5000, max_labels=2), {}, "too_many_labels", "questions"),
+        (Limits(context_length=40, vocab_size=5000), {}, "context_length_exceeded", "questions"),
+        (Limits(context_length=40, vocab_size=5000), {"state": "a b " * 50}, "context_length_exceeded", "state"),
+        (Limits(context_length=4000, vocab_size=5000, max_request_tokens=20), {}, "too_many_tokens", "questions"),
+        (
+            Limits(context_length=4000, vocab_size=5000, max_text_characters=50),
+            {"state": "a" * 99, "questions": {"n": NOUL}},
+            "too_many_tokens",
+            "state",
+        ),
+    ],
+)
+def test_limits_are_those_of_decisions(
+    tokenizer: Tokenizer, limits: Limits, fields: Any, code: str, param: str
+) -> None:
+    error = refusal(tokenizer, limits, **fields)
+    assert (error.code, error.param) == (code, param)
