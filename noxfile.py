@@ -12,7 +12,7 @@ nox.options.reuse_venv = "yes"
 nox.options.error_on_external_run = True
 nox.options.stop_on_first_error = True
 nox.options.sessions = [
-    "lint", "types", "tests_cpu", "tests_browser", "clients", "clients_node", "wheels_alone", "docs",
+    "lint", "types", "tests_cpu", "tests_browser", "clients", "clients_node", "system_one", "wheels_alone", "docs",
 ]  # fmt: skip
 
 PACKAGES = ("mis-kernels", "mis-core", "mis-server", "mis-bench", "mis-testing")  # dependencies first
@@ -101,6 +101,14 @@ def clients(session: nox.Session, client: str) -> None:
     run_in(session, "wheels", "python", "-c", f"import {name}; print({name}.__version__)", PYTHONPATH=folder)
     tests = [f"packages/mis-server/tests/test_{name}_client.py", *(["tests/test_demo.py"] if name == "cohere" else [])]
     test(session, *tests, PYTHONPATH=folder)
+
+
+@nox.session(requires=["wheels"])
+def system_one(session: nox.Session) -> None:
+    """Ask with jevcompat, the conformance suite of System One, in an environment of its own, as it wants."""
+    session.install("jevcompat==0.1.1", "typesafe-sdk[zstd]==0.7.5")
+    program = Path(session.bin, "jevcompat").absolute()
+    test(session, "packages/mis-server/tests/test_jevcompat.py", JEVCOMPAT=str(program))
 
 
 @nox.session
