@@ -368,6 +368,8 @@ CAUSES = [
     Cause("invalid_json", content=b"[]"),
     Cause("request_too_large", options={"max_body_bytes": 10}),
     Cause("unsupported_media_type", headers={"content-type": "text/plain"}),
+    Cause("unsupported_media_type", headers={"content-encoding": "br"}),
+    Cause("invalid_content_encoding", headers={"content-encoding": "gzip"}),
     Cause("invalid_request_timeout", param="x-request-timeout", headers={"x-request-timeout": "soon"}),
     Cause("deadline_exceeded", engine=RequestError("deadline_exceeded", "Too late.")),
     Cause("not_found", path="/v2/score"),

@@ -5,6 +5,7 @@ from starlette.middleware import Middleware
 
 import mis_server
 from mis_server.edge.body import BodyLimitMiddleware
+from mis_server.edge.expanding import ExpandingMiddleware
 from mis_server.edge.middleware import (
     EXPOSED_HEADERS,
     OPEN_PATHS,
@@ -62,6 +63,7 @@ def create_app(model: Model, settings: ServerConfig) -> FastAPI:
             Middleware(
                 ApiKeyMiddleware, OPEN_PATHS | page.keys(), key=settings.api_key, admin_key=settings.admin_api_key
             ),
+            Middleware(ExpandingMiddleware, max_bytes=settings.max_body_bytes),
             Middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes),
         ],
     )

@@ -146,6 +146,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "foreign_origin": (403, _INVALID),
     "request_timeout": (408, _INVALID),
     "invalid_json": (400, _INVALID),
+    "invalid_content_encoding": (400, _INVALID),
     "request_too_large": (413, _INVALID),
     "unsupported_media_type": (415, _INVALID),
     "not_found": (404, _INVALID),

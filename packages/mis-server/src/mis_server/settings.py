@@ -98,12 +98,14 @@ class ServerConfig:
         "Maximum answers per request that are written, or drawn several to a prompt: prompts times n or best_of.",
         group="Limits",
     )
-    max_body_bytes: int = option(64 * 1024 * 1024, "Maximum size of a request body, in bytes.", group="Limits")
+    max_body_bytes: int = option(
+        64 * 1024 * 1024, "Maximum size of a request body, in bytes, expanded if it is compressed.", group="Limits"
+    )
     max_body_bytes_under_way: int | None = option(
         None,
-        "Maximum size of all request bodies that are being received or worked on, in bytes; each may have at most half "
-        "of what the others leave, others get 429; default: a tenth of the memory that the control group allows, at "
-        "least twice --max-body-bytes.",
+        "Maximum size of all request bodies that are being received or worked on, in bytes, expanded; each may have at "
+        "most half of what the others leave, others get 429; default: a tenth of the memory that the control group "
+        "allows, at least twice --max-body-bytes.",
         group="Limits",
     )
     max_queued_requests: int = option(1024, "Maximum requests under way; further requests get 429.", group="Limits")

@@ -39,13 +39,6 @@ def test_a_sane_id_of_the_client_is_kept_and_another_replaced(http: httpx.Client
         assert http.get("/health", headers={"x-request-id": insane}).headers["x-request-id"] != insane
 
 
-def test_a_compressed_body_is_refused_by_name(http: httpx.Client) -> None:
-    headers = {"content-type": "application/json", "content-encoding": "gzip"}
-    reply = http.post("/v1/score", content=b"\x1f\x8b", headers=headers)
-    assert (reply.status_code, reply.json()["error"]["code"]) == (415, "unsupported_media_type")
-    assert "Content-Encoding" in reply.json()["error"]["message"]
-
-
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version", "/v1/models"])
 def test_head_is_get_without_a_body(http: httpx.Client, path: str) -> None:
     got, head = http.get(path), http.head(path)

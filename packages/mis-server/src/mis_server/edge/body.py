@@ -165,9 +165,6 @@ async def read_json_body(request: Request, room: BodyRoom) -> bytes:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise RequestError("unsupported_media_type", "The content type must be application/json.")
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding != "identity":
-        raise RequestError("unsupported_media_type", "Content-Encoding is not supported; send the body uncompressed.")
     return await read_body(request, room)
 
 

@@ -64,7 +64,7 @@ class SystemOneError(BaseModel):
     detail: list[BodyFault] | OtherFault
 
 
-_NOT_THE_BODY = frozenset({"task_not_supported", "invalid_http", "invalid_request_timeout"})
+_NOT_THE_BODY = frozenset({"task_not_supported", "invalid_http", "invalid_request_timeout", "invalid_content_encoding"})
 _KINDS = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.NOT_FOUND: "not_found",
