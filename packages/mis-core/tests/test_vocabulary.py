@@ -172,7 +172,7 @@ def test_with_errors_of_items_the_other_questions_are_answered(tokenizer: Tokeni
     fields = {"input": GOOD, "choice_order": "independent", "on_error": "item"}
     parsed = DECIDE.parse(fields | {"questions": [choice, bad, QUESTION, bad]}, tokenizer, LIMITS, None)
     alone = DECIDE.parse(fields | {"questions": [choice, QUESTION]}, tokenizer, LIMITS, None)
-    codes = [getattr(each, "error", None) and each.error.code for each in parsed.questions]
+    codes = [getattr(each, "code", None) for each in parsed.asked.questions]
     assert codes == [None, "token_id_exceeds_vocab", None, "token_id_exceeds_vocab"]
     (request,), (expected,) = parsed.requests, alone.requests
     np.testing.assert_array_equal(request.item_tokens, expected.item_tokens)

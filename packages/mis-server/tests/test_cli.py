@@ -1,6 +1,7 @@
 """Flags and environment variables come from the config fields; what they set arrives."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ def test_help_shows_every_option_with_its_variable_and_default() -> None:
         assert f"MIS_{field.name.upper()}" in text
         for alias in field.metadata["aliases"]:
             assert alias in text
-        if field.default is None:
+        if field.default is None or field.default == ():
             assert "default:" in field.metadata["help"], f"help of {field.name} must say what happens by default"
         elif field.default is True:
             assert "default: (on)" in text
@@ -48,6 +49,15 @@ def test_the_model_may_be_given_three_ways(served: list[ServerConfig], arguments
     assert run("serve", *arguments).exit_code == 0
     assert served[0].engine == EngineConfig(model="m")
     assert served[0] == ServerConfig(engine=EngineConfig(model="m"))
+
+
+def test_a_flag_with_several_values_may_be_repeated(served: list[ServerConfig], tmp_path: Path) -> None:
+    run("serve", "m", "--model-alias", "a", "--model-alias", "b/c")
+    run("serve", "m", MIS_MODEL_ALIAS="a b/c")
+    (tmp_path / "mis.toml").write_text('model_alias = ["a", "b/c"]\n')
+    run("serve", "m", "--config", str(tmp_path / "mis.toml"))
+    assert [each.model_names for each in served] == [("m", "a", "b/c")] * 3
+    assert run("serve", "m", "--model-alias", "").exit_code == 1
 
 
 def test_flags_of_both_dialects_arrive(served: list[ServerConfig]) -> None:

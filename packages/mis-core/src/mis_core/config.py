@@ -21,6 +21,11 @@ MASKS: tuple[str, ...] = get_args(Mask)
 RERANK_RECIPES = ("qwen3-reranker", "mxbai-rerank-v2", "generic", "plain")
 """Names that `rerank_template` may have instead of a file; `mis_core.tasks.recipes.recipe` says what they are."""
 
+ChoiceOrder = Literal["given", "sorted", "reversed", "independent"]
+"""In which order decisions read options and levels; `Question.orders` says how."""
+
+CHOICE_ORDERS: tuple[str, ...] = get_args(ChoiceOrder)
+
 Activation = Literal["softmax", "sigmoid", "identity"]
 """What makes probabilities of the values of a classification head; identity: they are used as they are."""
 
@@ -99,6 +104,12 @@ class EngineConfig:
         f"Recipe of rerank, {', '.join(RERANK_RECIPES)}, or a file with a Jinja template of query, document and "
         "instruction; default: what the checkpoint says.",
         group="Model",
+    )
+    choice_order: ChoiceOrder = option(  # noqa: RUF009 - of an immutable type
+        "given",
+        "In which order decisions read options and levels, unless a request says otherwise.",
+        group="Model",
+        choices=CHOICE_ORDERS,
     )
     ignore_unknown_settings: bool = option(
         False,
@@ -202,6 +213,7 @@ class EngineConfig:
             "quantization": QUANTIZATIONS,
             "scoring_algorithm": ALGORITHMS,
             "mask_impl": MASKS,
+            "choice_order": CHOICE_ORDERS,
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:

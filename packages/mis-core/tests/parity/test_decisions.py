@@ -153,6 +153,11 @@ def test_answers_have_the_same_bits_alone_and_among_others(decider: Engine) -> N
         assert [each.result().answers for each in among] == [alone.answers] * 2
         for each in others:
             each.result()
+    upside_down = SCORE | {"levels": SCORE["levels"][::-1]}
+    (there,), (back,) = (decider.decide(**asked | {"questions": [each]}).answers for each in (SCORE, upside_down))
+    assert isinstance(there, ScoreAnswer)
+    assert isinstance(back, ScoreAnswer)
+    assert [each.probability for each in there.probabilities] == [each.probability for each in back.probabilities][::-1]
     subset = decider.decide(**asked | {"questions": [SCORE, PREDICATE]})
     assert subset.answers == alone.answers[::-2]
     reordered = CHOICE | {"choices": CHOICE["choices"][::-1]}

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import softmax
 
+from mis_core.config import ChoiceOrder
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.tasks.decide.answers import ChoiceAnswer, PredicateAnswer, RefusalAnswer, ScoreAnswer
@@ -271,6 +273,15 @@ def choice_of(values: list[Any]) -> dict[str, Any]:
     return {"type": "choice", "instructions": "Which?", "choices": [{"value": value} for value in values]}
 
 
+READINGS: dict[ChoiceOrder, Callable[[int], int]] = {
+    "sorted": lambda count: 1,
+    "reversed": lambda count: 2,
+    "independent": lambda count: min(count, 8),
+}
+"""How often a choice of so many options is read where the order they are given in has no influence."""
+
+
+@pytest.mark.parametrize("choice_order", READINGS)
 @settings(max_examples=15, deadline=None)
 @given(
     values=st.lists(
@@ -278,9 +289,11 @@ def choice_of(values: list[Any]) -> dict[str, Any]:
     ),
     order=st.randoms(use_true_random=False),
 )
-def test_an_independent_answer_is_the_same_in_every_order(plain: Tokenizer, values: list[Any], order: Any) -> None:
+def test_an_answer_is_the_same_in_every_order(
+    plain: Tokenizer, choice_order: ChoiceOrder, values: list[Any], order: Any
+) -> None:
     def ask(values: list[Any]) -> tuple[ParsedDecision, ChoiceAnswer, dict[Any, float]]:
-        parsed = parse(plain, questions=[choice_of(values)], choice_order="independent")
+        parsed = parse(plain, questions=[choice_of(values)], choice_order=choice_order)
         (answer,) = finish_decision(parsed, (output(parsed),)).answers
         assert isinstance(answer, ChoiceAnswer)
         assert [each.value for each in answer.probabilities] == values
@@ -290,7 +303,7 @@ def test_an_independent_answer_is_the_same_in_every_order(plain: Tokenizer, valu
     parsed, answer, probabilities = ask(values)
     other_parsed, other, others = ask(shuffled)
     assert sequences(parsed) == sequences(other_parsed)
-    assert len(sequences(parsed)) == min(len(values), 8)
+    assert len(sequences(parsed)) == READINGS[choice_order](len(values))
     assert probabilities == others
     assert (answer.choice, type(answer.choice), answer.confidence) == (
         other.choice,
@@ -300,9 +313,41 @@ def test_an_independent_answer_is_the_same_in_every_order(plain: Tokenizer, valu
     np.testing.assert_allclose(sum(probabilities.values()), 1, rtol=1e-6)
 
 
+@pytest.mark.parametrize("choice_order", READINGS)
+@settings(max_examples=10, deadline=None)
+@given(labels=st.lists(st.text("abc é", max_size=3), min_size=2, max_size=10))
+def test_a_score_of_reversed_levels_is_the_mirrored_one(
+    plain: Tokenizer, choice_order: ChoiceOrder, labels: list[str]
+) -> None:
+    def ask(labels: list[str]) -> tuple[ParsedDecision, ScoreAnswer]:
+        question = {"type": "score", "instructions": "How?", "levels": [{"label": label} for label in labels]}
+        parsed = parse(plain, questions=[question], choice_order=choice_order)
+        (answer,) = finish_decision(parsed, (output(parsed),)).answers
+        assert isinstance(answer, ScoreAnswer)
+        return parsed, answer
+
+    (parsed, there), (other_parsed, back) = ask(labels), ask(labels[::-1])
+    assert sequences(parsed) == sequences(other_parsed)[::-1]
+    assert all("lowest" not in text for each in parsed.asked.questions for text in each.texts)
+    assert [each.probability for each in there.probabilities] == [each.probability for each in back.probabilities][::-1]
+    assert there.label_mass == back.label_mass
+    np.testing.assert_allclose(there.score, len(labels) - 1 - back.score, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(there.confidence, back.confidence, rtol=0, atol=1e-12)
+
+
+def test_the_order_is_that_of_the_server_unless_a_request_says_otherwise(plain: Tokenizer) -> None:
+    given = [choice_of(["c", "a"]), SCORE]
+    limits = dataclasses.replace(LIMITS, choice_order="reversed")
+    assert request_of(parse(plain, questions=given)).num_items == 2
+    assert request_of(parse(plain, limits, questions=given)).num_items == 4
+    assert request_of(parse(plain, limits, questions=given, choice_order=None)).num_items == 4
+    assert request_of(parse(plain, limits, questions=given, choice_order="sorted")).num_items == 3
+    assert request_of(parse(plain, limits, questions=given, choice_order="given")).num_items == 2
+
+
 def test_an_independent_answer_is_the_mean_over_rotations(plain: Tokenizer) -> None:
     parsed = parse(plain, questions=[PREDICATE, choice_of(["c", "a", "b"]), SCORE], choice_order="independent")
-    assert request_of(parsed).num_items == 1 + 3 + 1
+    assert request_of(parsed).num_items == 1 + 3 + 2
     values = output(parsed)
     answer = finish_decision(parsed, (values,)).answers[1]
     assert isinstance(answer, ChoiceAnswer)
@@ -426,7 +471,6 @@ NO_TEXT = dataclasses.replace(LIMITS, max_text_characters=10)
         ({"questions": [SCORE | {"levels": [{"label": "a"}]}]}, "invalid_questions", "questions[0].levels"),
         ({"questions": [SCORE | {"levels": [{"label": "a"}] * 11}]}, "invalid_questions", "questions[0].levels"),
         ({"choice_order": "any"}, "invalid_choice_order", "choice_order"),
-        ({"choice_order": None}, "invalid_choice_order", "choice_order"),
         ({"on_error": "ignore"}, "invalid_on_error", "on_error"),
         ({"cache_salt": 7}, "invalid_cache_salt_type", "cache_salt"),
         ({"prompt_cache_key": 7}, "invalid_prompt_cache_key", "prompt_cache_key"),

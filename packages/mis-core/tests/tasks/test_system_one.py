@@ -204,6 +204,25 @@ def test_confidence_of_equal_and_of_certain_options(
         np.testing.assert_allclose(result.answers["s.1"].certainty, 1, atol=1e-6)
 
 
+@settings(deadline=None)
+@given(
+    rows=st.lists(
+        st.lists(st.sampled_from([0.0, 1.0, 1.5, 3.0, -20.0]), min_size=3, max_size=3), min_size=2, max_size=2
+    )
+)
+def test_a_score_of_reversed_levels_is_the_mirrored_one(tokenizer: Tokenizer, rows: list[list[float]]) -> None:
+    def ask(levels: list[Any], rows: list[list[float]]) -> SystemOneScore:
+        parsed = parse(tokenizer, questions={"s": {"type": "score", "criteria": levels}}, x_choice_order="reversed")
+        (made,) = finish(parsed, rows).answers.values()
+        assert isinstance(made, SystemOneScore)
+        return made
+
+    there, back = ask(SCORE["criteria"], rows), ask(SCORE["criteria"][::-1], rows[::-1])
+    assert list(there.probabilities.values()) == list(back.probabilities.values())[::-1]
+    np.testing.assert_allclose(there.score, 2 - back.score, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(there.confidence, back.confidence, rtol=0, atol=1e-12)
+
+
 def test_what_is_not_certain_enough_is_named(tokenizer: Tokenizer) -> None:
     logits = [[0.0, 0.1], [9.0, 0.0, 0.0], [0.0, 0.1, 0.0]]
     assert finish(parse(tokenizer, x_abstain_below=0), logits).x_abstained == ()

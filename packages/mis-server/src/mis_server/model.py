@@ -170,6 +170,7 @@ class Model(Service[bytes | Fields]):
                 head_activation=info.head_activation,
                 architecture=info.architecture,
                 signs=info.signs,
+                choice_order=config.choice_order,
                 rerank_recipe=config.rerank_recipe,
                 **self._given_limits,
             )

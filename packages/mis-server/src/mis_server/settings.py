@@ -42,7 +42,7 @@ class ServerConfig:
         group="Address",
     )
     model_alias: tuple[str, ...] = option(
-        (), "Another name that requests may call the model by; the flag may be repeated.", group="Address"
+        (), "Another name that requests may call the model by; may be repeated; default: none.", group="Address"
     )
     api_key: str | None = option(
         None,

@@ -164,6 +164,16 @@ def test_limits_are_the_configured_ones(connect: Callable[..., httpx.Client]) ->
         assert (reply.status_code, reply.json()["error"]["code"]) == (400, code)
 
 
+def test_the_order_of_options_can_be_the_servers(connect: Callable[..., httpx.Client], pretended: Any) -> None:
+    http = connect(engine_options={"choice_order": "reversed"})
+    for more, items in (({}, 5), ({"choice_order": "sorted"}, 4), ({"choice_order": None}, 5)):
+        assert http.post("/v1/decisions", json={"input": "A cat.", "questions": QUESTIONS} | more).status_code == 200
+        assert pretended.requests[-1].num_items == items
+    levels = {"type": "score", "criteria": ["dry", "wet"]}
+    assert http.post("/v1/systemone", json={"state": "A cat.", "questions": {"q": levels}}).status_code == 200
+    assert pretended.requests[-1].num_items == 2
+
+
 def test_http_and_python_answer_alike(server: RunningServer, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "*")
     python = engine.decide(EVERYTHING["input"], QUESTIONS, choice_order="independent")

@@ -136,6 +136,7 @@ def _limits(config: EngineConfig, model: ModelConfig, checkpoint: Checkpoint, co
         head_activation=model.head_activation,
         architecture=model.architecture,
         signs=checkpoint.signs(),
+        choice_order=config.choice_order,
         rerank_recipe=config.rerank_recipe,
     )
 

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from mis_core.checkpoints import NO_SIGNS, Signs
-from mis_core.config import Activation
+from mis_core.config import Activation, ChoiceOrder
 from mis_core.errors import RequestError
 from mis_core.tokenization import MAX_CHARACTERS
 
@@ -32,6 +32,7 @@ class Limits:
         head_activation: What makes probabilities of its values.
         architecture: Name of the model's class in `config.json`, such as `Qwen3ForCausalLM`.
         signs: What the checkpoint says it was made for.
+        choice_order: In which order decisions read options unless a request says otherwise.
         rerank_recipe: Name of the recipe of rerank that the operator chose; None: by these signs.
     """
 
@@ -49,6 +50,7 @@ class Limits:
     head_activation: Activation = "softmax"
     architecture: str = ""
     signs: Signs = NO_SIGNS
+    choice_order: ChoiceOrder = "given"
     rerank_recipe: str | None = None
 
     @property

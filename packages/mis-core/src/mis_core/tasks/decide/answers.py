@@ -162,8 +162,9 @@ def answer(judged: Judged) -> Answer:
 
 def _score(question: Question, probabilities: np.ndarray, label_mass: float) -> ScoreAnswer:
     numbers = np.arange(len(probabilities))
-    expected = float(probabilities @ numbers)
-    spread = math.sqrt(float(probabilities @ (numbers - expected) ** 2))
+    weights = probabilities / probabilities.sum()  # rounded to float32, they miss 1 by a little
+    expected = float(weights @ numbers)
+    spread = math.sqrt(float(weights @ (numbers - expected) ** 2))
     confidence = max(0.0, 1 - spread / float(np.std(numbers)))
     labels = [str(option.value) for option in question.options]
     each = tuple(map(LevelProbability, labels, numbers.tolist(), probabilities.tolist()))

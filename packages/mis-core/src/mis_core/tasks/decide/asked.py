@@ -1,8 +1,8 @@
 """Questions that are asked, whatever wire format they came in: their prompts, and what the model's outputs say of them.
 
 The query is the rendered conversation; an item is a question and what the template writes after it, so all questions of
-a request are answered by the next token in one packed request. With `choice_order` `independent` a choice is as many
-items as its options have orders.
+a request are answered by the next token in one packed request. A question is as many items as its options are read in
+orders.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from mis_core.config import ChoiceOrder
 from mis_core.errors import RequestError
 from mis_core.ragged import offsets
 from mis_core.requests import EngineOutput, ScoreRequest
@@ -45,7 +46,8 @@ class AskedQuestion:
     @property
     def texts(self) -> list[str]:
         """What the model reads, a text for each order."""
-        return [self.question.text(self.labels[0], order) for order in self.orders]
+        in_one_order = len(self.orders) == 1
+        return [self.question.text(self.labels[0], order, in_one_order=in_one_order) for order in self.orders]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,14 +90,14 @@ class Subject:
         field: Name of the field that holds it, for errors.
         conversation: Its messages.
         per_item: Whether the others are answered where a question is wrong.
-        is_rotated: Whether options of choices are read in several orders.
+        choice_order: In which orders options are read.
         cache_salt: Who shares cached prefixes, or None.
     """
 
     field: str
     conversation: Sequence[Message]
     per_item: bool
-    is_rotated: bool
+    choice_order: ChoiceOrder
     cache_salt: str | None
 
 
@@ -129,7 +131,7 @@ def ask(
     codes = Codes(tokenizer.within(None), prompter, limits.vocab_size)
 
     def find_labels(index: int, question: Question) -> AskedQuestion:
-        orders = question.orders(is_rotated=subject.is_rotated)
+        orders = question.orders(subject.choice_order)
         return AskedQuestion(question, orders, codes.labels(question, given[index].path))
 
     found = errors.read_each(questions, find_labels)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from mis_core.tasks.decide.questions import MAX_CHOICES, MAX_LEVELS, MAX_QUESTIONS
+from mis_core.tasks.decide.questions import MAX_CHOICES, MAX_LEVELS, MAX_QUESTIONS, ReadingOrder
 from mis_core.tasks.fields.body import NO_EFFECT, Body, CacheSalt, ModelName, about
 from mis_core.tasks.fields.item_errors import OnError
 
@@ -175,10 +175,7 @@ class DecisionBody(Body, frozen=True, kw_only=True):
     ]
     model: ModelName = None
     on_error: OnError = "request"
-    choice_order: Annotated[
-        Literal["given", "independent"],
-        about("`independent` makes answers independent of the order of choices, which are read in up to 8 orders."),
-    ] = "given"
+    choice_order: ReadingOrder = None
     cache_salt: CacheSalt = None
     prompt_cache_key: Annotated[
         str | None, about("As `cache_salt`. If both are given, prefixes are shared only where both match.")

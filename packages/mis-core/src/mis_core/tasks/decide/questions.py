@@ -6,8 +6,11 @@ same words whatever it asks, and ends with the same ones for all questions of it
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from mis_core.config import ChoiceOrder
 from mis_core.tasks.decide.content import TEXT_OR_JSON, read_content
+from mis_core.tasks.fields.body import about
 from mis_core.tasks.fields.field import Field
 from mis_core.tasks.fields.values import kind
 
@@ -15,6 +18,15 @@ MAX_QUESTIONS = 400
 MAX_CHOICES = 255
 MAX_LEVELS = 10
 MAX_ROTATIONS = 8
+
+ReadingOrder = Annotated[
+    ChoiceOrder | None,
+    about(
+        "In which order options are read, by default that of `--choice-order`: `given`; or, whatever order they were "
+        "given in, `sorted` in one, `reversed` in two, `independent` in up to 8. Levels are then read both ways."
+    ),
+]
+"""The type of the field that chooses the order of options."""
 
 BEGIN = "About all of the above:\n\n"
 _CODES_END = "\n\nAnswer with the code of exactly one of them, and with nothing else."
@@ -77,35 +89,43 @@ class Question:
             return _CODES_END
         return f"\n\nIs that true? Answer {words[0]} or {words[1]}, and with nothing else."
 
-    def text(self, labels: Sequence[str], order: Sequence[int]) -> str:
+    def text(self, labels: Sequence[str], order: Sequence[int], *, in_one_order: bool) -> str:
         """Return what the model reads.
 
         Args:
             labels: Of a predicate the words for yes and no, else one code for each option, in the order they are read.
             order: Which option is read at each place.
+            in_one_order: Whether it is read in this order only; then it is said which way levels go.
         """
         listed = "".join(
             f"\n\n{word} means: {side}" for word, side in zip(labels, self.sides, strict=False) if side is not None
         )
         if self.options:
-            title = "Levels, from the lowest to the highest" if self.kind == "score" else "Options"
+            levels = "Levels, from the lowest to the highest" if in_one_order else "Levels"
+            title = levels if self.kind == "score" else "Options"
             truths = {option.shown for option in self.options if isinstance(option.value, bool)}
             options = (self.options[index].line(truths) for index in order)
             lines = (f"{label}. {line}" for label, line in zip(labels, options, strict=True))
             listed = f"\n\n{title}:\n" + "\n".join(lines)
         return f"{BEGIN}{self.instructions}{listed}{self.ending(labels)}"
 
-    def orders(self, *, is_rotated: bool) -> list[list[int]]:
+    def orders(self, choice_order: ChoiceOrder) -> list[list[int]]:
         """Return the orders in which the options are read, each as indices of options.
 
         Args:
-            is_rotated: Read choices in rotations of their sorted order, at most `MAX_ROTATIONS` evenly apart, whatever
-                order they were given in. Levels have an order of their own.
+            choice_order: `given`: as they were given. Otherwise choices are sorted first: `sorted` reads them so,
+                `reversed` backwards, too, and `independent` in rotations, at most `MAX_ROTATIONS` evenly apart. All
+                three read levels, which have an order of their own, forwards and backwards.
         """
         count = len(self.options)
-        if not (is_rotated and self.kind == "choice"):
-            return [list(range(count))]
-        ordered = sorted(range(count), key=lambda index: _sort_key(self.options[index]))
+        given = list(range(count))
+        if choice_order == "given" or self.kind == "predicate":
+            return [given]
+        if self.kind == "score":
+            return [given, given[::-1]]
+        ordered = sorted(given, key=lambda index: _sort_key(self.options[index]))
+        if choice_order != "independent":
+            return [ordered, ordered[::-1]] if choice_order == "reversed" else [ordered]
         rotations = min(count, MAX_ROTATIONS)
         begins = [rotation * count // rotations for rotation in range(rotations)]
         return [ordered[begin:] + ordered[:begin] for begin in begins]

@@ -57,8 +57,8 @@ def parse_decision(
     conversation = read_conversation(body.input)
     check_count(len(body.questions), MAX_QUESTIONS, "questions", "questions")
     given = Field(body.questions, "questions").elements(1, MAX_QUESTIONS)
-    is_rotated = body.choice_order == "independent"
-    subject = Subject("input", conversation, body.on_error == "item", is_rotated, _cache_salt(body))
+    choice_order = body.choice_order or limits.choice_order
+    subject = Subject("input", conversation, body.on_error == "item", choice_order, _cache_salt(body))
     return ParsedDecision(
         ask(subject, given, lambda _, each: read_question(each), tokenizer, limits), tuple(map(_name, given))
     )

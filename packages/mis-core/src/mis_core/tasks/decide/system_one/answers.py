@@ -132,9 +132,10 @@ def answer(judged: Judged, legend: Sequence[Any]) -> SystemOneAnswer:
         each = dict(zip(names, probabilities.tolist(), strict=True))
         return SystemOneChoice(names[judged.best], _above_equal_share(probabilities), each, mass)
     levels = [str(level) for level in range(len(legend))]
+    weights = probabilities / probabilities.sum()  # rounded to float32, they miss 1 by a little
     return SystemOneScore(
-        score=float(probabilities @ np.arange(len(levels))),
-        confidence=_nearness(probabilities),
+        score=float(weights @ np.arange(len(levels))),
+        confidence=_nearness(weights),
         legend=dict(zip(levels, legend, strict=True)),
         probabilities=dict(zip(levels, probabilities.tolist(), strict=True)),
         x_label_mass=mass,
@@ -148,5 +149,6 @@ def _above_equal_share(probabilities: np.ndarray) -> float:
 
 def _nearness(probabilities: np.ndarray) -> float:
     levels = np.arange(len(probabilities))
-    distance = float(probabilities @ np.abs(levels - int(probabilities.argmax())))
+    best = np.flatnonzero(probabilities == probabilities.max())  # of several the one that the others are nearest to
+    distance = float((np.abs(levels - best[:, None]) @ probabilities).min())
     return max(0.0, 1 - distance / float(np.abs(levels - levels.mean()).mean()))

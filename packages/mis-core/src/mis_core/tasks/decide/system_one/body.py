@@ -4,11 +4,11 @@
 members here are for documents. Subject: the OpenAPI document of TypeSafe's service, as its Python client has it.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from mis_core.tasks.decide.questions import MAX_CHOICES, MAX_LEVELS
+from mis_core.tasks.decide.questions import MAX_CHOICES, MAX_LEVELS, ReadingOrder
 from mis_core.tasks.fields.body import Body, CacheSalt, ModelName, about
 from mis_core.tasks.fields.item_errors import OnError
 
@@ -79,10 +79,7 @@ class SystemOneBody(Body, frozen=True, kw_only=True, forbid_unknown_fields=False
         about("Not supported: it holds images, and the model reads text only.", wrong="unsupported_parameter"),
     ] = None
     x_on_error: OnError = "request"
-    x_choice_order: Annotated[
-        Literal["given", "independent"],
-        about("`independent` makes answers independent of the order of choices, which are read in up to 8 orders."),
-    ] = "given"
+    x_choice_order: ReadingOrder = None
     x_cache_salt: CacheSalt = None
     x_abstain_below: Annotated[
         AbstainBelow | None,

@@ -70,8 +70,8 @@ def parse_system_one(
         question, needs[ids[index]] = read_question(source)
         return question
 
-    is_rotated = body.x_choice_order == "independent"
-    subject = Subject("state", conversation, body.x_on_error == "item", is_rotated, body.x_cache_salt)
+    choice_order = body.x_choice_order or limits.choice_order
+    subject = Subject("state", conversation, body.x_on_error == "item", choice_order, body.x_cache_salt)
     asked = ask(subject, list(given.values()), read, tokenizer, limits)
     return ParsedSystemOne(asked, needs, body.x_abstain_below)
 
