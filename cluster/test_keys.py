@@ -130,9 +130,25 @@ def test_what_is_not_seen_is_told_apart_from_what_is_not_there(tell: Tell) -> No
         assert tell(body) == ("unseen", ""), body
 
 
-@pytest.mark.parametrize("name", ["query", "input", "prompt", "messages"])
+@pytest.mark.parametrize("name", ["query", "input", "state", "prompt", "messages"])
 def test_every_task_has_a_field_that_is_the_key(tell: Tell, name: str) -> None:
     assert tell({name: "a"}) == tell({"query": "a"})
+
+
+def test_a_state_may_be_structured_and_salts_are_alike(tell: Tell) -> None:
+    state = {"query": "not the key", "text": ["a", {"b": 1}]}
+    source, key = tell({"state": state, "questions": {}})
+    assert source == "query"
+    assert tell({"questions": {"query": {"state": 1}}, "state": state}) == (source, key)
+    assert tell({"state": "other"})[1] != key
+    assert tell({"state": "a", "x_cache_salt": "s"}) == tell({"query": "a", "cache_salt": "s"})
+
+
+def test_a_compressed_body_has_the_key_of_its_header_only(tell: Tell) -> None:
+    body = {"state": "a"}
+    assert tell(body, **{"content-encoding": "zstd"}) == ("unseen", "")
+    assert tell(body, **{"content-encoding": "identity"}) == tell(body)
+    assert tell(body, **{"content-encoding": "gzip", "x-mis-prefix": "t"}) == tell(body, **{"x-mis-prefix": "t"})
 
 
 def test_the_header_decides_alone(tell: Tell) -> None:

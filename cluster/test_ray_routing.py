@@ -29,7 +29,13 @@ def test_requests_with_one_query_have_one_key() -> None:
 
 def test_others_have_others() -> None:
     bodies: list[Any] = [{"query": "a"}, {"query": "b"}, {"query": [1]}, {"query": "a", "cache_salt": "s"}]
-    bodies += [{"input": "i"}, {"prompt": "p"}]
+    bodies += [
+        {"input": "i"},
+        {"prompt": "p"},
+        {"state": "s"},
+        {"state": {"a": 1}},
+        {"state": "s", "x_cache_salt": "s"},
+    ]
     assert len({key(body) for body in bodies}) == len(bodies)
 
 

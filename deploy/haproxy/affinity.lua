@@ -2,19 +2,20 @@
 -- to a replica.
 --
 -- The header `x-mis-prefix` decides alone where a client sends it. Else the body is read, as much of it as HAProxy
--- buffers (tune.bufsize): the first top-level field that names what items share, and `cache_salt`. A text gives the same
--- key whether its characters are escaped (\uXXXX) or not, a list of ids with whatever white space, and both wherever in
--- the body they stand. Queries that share their first KEY_BYTES share a replica, as that part is what it has cached.
+-- buffers (tune.bufsize): the first top-level field that names what items share, and the salt of the cache. A text gives
+-- the same key whether its characters are escaped (\uXXXX) or not, a list of ids with whatever white space, and both
+-- wherever in the body they stand. Queries that share their first KEY_BYTES share a replica, as that part is what it has cached.
 --
 -- Sets txn.mis_key, unless there is none, and txn.mis_key_from:
 --   header, query   where the key comes from
---   unseen          what HAProxy buffers ends before the query does, or before its first KEY_BYTES
+--   unseen          what HAProxy buffers ends before the query does, or before its first KEY_BYTES; or it is compressed
 --   absent          a body without such a field, or not an object of JSON
 
 local KEY_BYTES = 16384
 local LONGEST_ESCAPE = 6 -- \u0041 is one byte
 local BEHIND = 12 -- an escape of two surrogates
-local SHARED = { query = true, input = true, prompt = true, messages = true }
+local SHARED = { query = true, input = true, state = true, prompt = true, messages = true }
+local SALTS = { cache_salt = true, x_cache_salt = true }
 local ESCAPES = { b = "\b", f = "\f", n = "\n", r = "\r", t = "\t" }
 
 -- The position of the quotation mark that ends the string which begins at `from`; nil where the text ends before.
@@ -134,7 +135,7 @@ local function key_of_body(text)
         last = end_of_value(text, from)
         if SHARED[name] and key == nil then
             key = key_of_value(text, from, last)
-        elseif name == "cache_salt" and last ~= nil then
+        elseif SALTS[name] and last ~= nil then
             salt = key_of_value(text, from, last)
         end
         if last == nil then
@@ -152,7 +153,12 @@ end
 local function set_key(txn)
     local key, from = txn.f:req_hdr("x-mis-prefix"), "header"
     if key == nil or key == "" then
-        key, from = key_of_body(txn.f:req_body() or "")
+        local encoding = txn.f:req_hdr("content-encoding") or ""
+        if encoding == "" or encoding:lower() == "identity" then
+            key, from = key_of_body(txn.f:req_body() or "")
+        else
+            key, from = nil, "unseen"
+        end
     end
     txn:set_var("txn.mis_key_from", from)
     if key ~= nil then

@@ -15,9 +15,11 @@ class _Fields(msgspec.Struct):
 
     query: Any = None  # score, rerank
     input: Any = None  # decisions, classify
+    state: Any = None  # System One
     prompt: Any = None  # completions
     messages: list[Any] | None = None  # chat
     cache_salt: Any = None
+    x_cache_salt: Any = None
 
 
 _DECODER = msgspec.json.Decoder(_Fields)
@@ -28,7 +30,7 @@ def routing_key(headers: Mapping[str, str], body: bytes) -> str | None:
 
     Args:
         headers: Of the request, names in lower case.
-        body: The whole body.
+        body: The whole body, expanded.
 
     Returns:
         A key; None if nothing is shared, and any replica will do.
@@ -39,9 +41,13 @@ def routing_key(headers: Mapping[str, str], body: bytes) -> str | None:
         return None  # whichever replica gets it refuses it
     shared: Any = headers.get(HEADER)
     if not shared:
-        shared = next((each for each in (fields.query, fields.input, fields.prompt) if each is not None), None)
+        shared = next(
+            (each for each in (fields.query, fields.input, fields.state, fields.prompt) if each is not None), None
+        )
         if shared is None and fields.messages:
             shared = fields.messages[0]  # most often the system's
     if shared is None:
         return None
-    return hashlib.blake2b(msgspec.json.encode([shared, fields.cache_salt]), digest_size=16).hexdigest()
+    return hashlib.blake2b(
+        msgspec.json.encode([shared, fields.cache_salt or fields.x_cache_salt]), digest_size=16
+    ).hexdigest()

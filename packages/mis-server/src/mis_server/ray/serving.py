@@ -22,6 +22,7 @@ from mis_core.errors import ConfigError, RequestError
 from mis_server.app import create_app
 from mis_server.edge.admission import Admission
 from mis_server.edge.body import BodyBytes, BodyLimitMiddleware, BodyRoom, announced_bytes, read_body
+from mis_server.edge.expanding import ExpandingMiddleware
 from mis_server.edge.middleware import OPEN_PATHS, ApiKeyMiddleware
 from mis_server.errors import error_reply
 from mis_server.model import running_model
@@ -217,7 +218,8 @@ class RequestGate:
         self._max_body_bytes = settings.max_body_bytes
         self._bodies = BodyBytes(settings.max_body_bytes_under_way, settings.max_body_bytes)
         limited = BodyLimitMiddleware(self._forward, max_bytes=settings.max_body_bytes)
-        self._app = ApiKeyMiddleware(limited, OPEN_PATHS, key=settings.api_key, admin_key=settings.admin_api_key)
+        expanding = ExpandingMiddleware(limited, max_bytes=settings.max_body_bytes)
+        self._app = ApiKeyMiddleware(expanding, OPEN_PATHS, key=settings.api_key, admin_key=settings.admin_api_key)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:  # uvicorn takes no bound method for ASGI 3
