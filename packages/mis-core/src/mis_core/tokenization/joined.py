@@ -4,15 +4,17 @@
 query's tokens are shared. Nothing here loops over ids of items.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int32, Int64, Integer
 
-from mis_core.errors import RequestError
+from mis_core.errors import RequestError, shown
 from mis_core.ragged import offsets, ramp, rows_at
 from mis_core.tokenization.encoder import Encoder, begin_with, framed
+from mis_core.tokenization.plain_spans import PlainSpans, last_piece
 from mis_core.tokenization.seam import Seam
 
 
@@ -131,10 +133,11 @@ def _put_items_first(query: np.ndarray, tokens: np.ndarray, lens: np.ndarray) ->
 class Joiner:
     """Tokenises queries with their items."""
 
-    def __init__(self, encoder: Encoder, seam: Seam) -> None:
-        """Take what encodes texts, and what knows where the tokens of one end whatever follows."""
+    def __init__(self, encoder: Encoder, seam: Seam, spans: PlainSpans) -> None:
+        """Take what encodes texts, what knows where the tokens of one end whatever follows, and what marks spans."""
         self._encoder = encoder
         self._seam = seam
+        self._spans = spans
 
     def apart(
         self, query: str, items: Sequence[str], item_first: bool, add_special_tokens: bool
@@ -188,6 +191,50 @@ class Joiner:
             if joined is not None:
                 return joined
         return cut_segments(alone, *whole(lambda item: query + item), head_len=0)
+
+    def join_marked(
+        self,
+        query: str,
+        items: Sequence[str],
+        context_length: int | None,
+        max_characters: int,
+        fields: tuple[str, str],
+    ) -> Joined:
+        """Tokenise every joined string where texts have marked spans; no special tokens are added.
+
+        What is before the query's last piece is tokenised once, what follows with every item.
+
+        Args:
+            query: Shared text.
+            items: Texts.
+            context_length: As of `Tokenizer.join`.
+            max_characters: Most that are tokenised.
+            fields: What holds the query and what holds the items in the request.
+
+        Raises:
+            RequestError: `tokenizer_failed`, the query is too long, or too many characters would be tokenised.
+        """
+        last = last_piece(query)
+        head, tail = query[:last], query[last:]
+        _check_characters(tail, items, max_characters, fields[1])
+        before = self._marked(head) if head else []
+        alone = self._marked(tail, is_behind=bool(head))
+        check_query(len(before) + len(alone), context_length, fields[1])
+        rows = [self._marked(tail + item, is_behind=bool(head)) for item in items]
+        lens = np.array([len(row) for row in rows], np.int64)
+        if not lens.all():
+            message = f"{fields[1]}[{int(lens.argmin())}] has no tokens behind the last control token before it."
+            raise RequestError("tokenizer_failed", message, fields[0])
+        tokens = np.fromiter(itertools.chain.from_iterable(rows), np.int32)
+        joined = cut_segments(np.array(alone, np.int32), tokens, lens, head_len=0)
+        return joined.framed(np.array(before, np.int32), np.empty(0, np.int32))
+
+    def _marked(self, text: str, *, is_behind: bool = False) -> list[int]:
+        try:
+            return self._spans.encode(text, self._encoder.ids, is_behind=is_behind)
+        except ValueError as error:
+            message = f"The model's tokenizer fails on a text of this request: {shown(str(error), 200)}"
+            raise RequestError("tokenizer_failed", message) from None
 
     def cut_after(
         self, before: str, texts: Sequence[str], max_tokens: Sequence[int], max_characters: int, field: str
@@ -249,6 +296,20 @@ class Joiner:
             message = f"The query and {fields[1]}[{int(lens.argmin())}] have no tokens together."
             raise RequestError("empty_query", message, fields[0])
         return tokens, lens
+
+
+def check_query(count: int, context_length: int | None, items_field: str) -> None:
+    """Refuse a query that alone has more tokens than the context holds.
+
+    Raises:
+        RequestError: `context_length_exceeded`.
+    """
+    if context_length is not None and count > context_length:
+        message = (
+            f"{items_field}[0]: the query alone has {count} tokens; the context holds {context_length} of query and "
+            "item."
+        )
+        raise RequestError("context_length_exceeded", message, items_field)
 
 
 def _check_characters(repeated: str, items: Sequence[str], most: int, field: str) -> None:

@@ -17,7 +17,8 @@ from mis_core.errors import ModelError, RequestError
 from mis_core.ragged import rows_at
 from mis_core.tokenization.chat_template import ChatTemplate
 from mis_core.tokenization.encoder import Encoder, Meter, begin_with, is_failure_of_library
-from mis_core.tokenization.joined import Joined, Joiner
+from mis_core.tokenization.joined import Joined, Joiner, check_query
+from mis_core.tokenization.plain_spans import PlainSpans, has_marks
 from mis_core.tokenization.seam import Seam
 from mis_core.tokenization.spelling import Spelling
 from mis_core.tokenization.starts import Starts
@@ -51,6 +52,7 @@ class Tokenizer:
         rerank_template: How a query and a document become text, if a file says so.
         vocabulary: The ids that the model has.
         meter: Counts what is tokenised; see `metered`.
+        spans: Marks what is to be read as text.
     """
 
     def __init__(
@@ -73,7 +75,8 @@ class Tokenizer:
         self._backend = backend
         self._encoder = Encoder(backend)
         self._seam = Seam(backend)
-        self._joiner = Joiner(self._encoder, self._seam)
+        self.spans = PlainSpans(backend)
+        self._joiner = Joiner(self._encoder, self._seam, self.spans)
         if not self._seam:
             logger.warning(
                 "Nothing is known of where this tokenizer ends tokens whatever follows: each item of a text request is "
@@ -195,7 +198,7 @@ class Tokenizer:
     def _encoding_by(self, encoder: Encoder) -> Self:
         own = copy.copy(self)
         own._encoder = encoder
-        own._joiner = Joiner(encoder, self._seam)
+        own._joiner = Joiner(encoder, self._seam, self.spans)
         return own
 
     def encode(
@@ -339,10 +342,12 @@ class Tokenizer:
         max_characters: int = MAX_CHARACTERS,
         fields: tuple[str, str] = ("query", "items"),
         refuse: Refuse = refuse_first,
+        marked: bool = False,
     ) -> Joined:
         """Tokenise every `query + item` as one string, and share what the query's own tokens begin it with.
 
-        For each item that is not refused, `joined.sequence(i)` equals `encode(query + items[i])`.
+        For each item that is not refused, `joined.sequence(i)` equals `encode(query + items[i])`. With `marked`, spans
+        that `spans` has marked are read as text, and no special tokens are added.
 
         Args:
             query: Shared text, not empty.
@@ -353,20 +358,20 @@ class Tokenizer:
             max_characters: Most that are tokenised; those that query and items share count again with every item.
             fields: What holds the query and what holds the items in the request.
             refuse: Refuses items with ids that the model does not have; those that it leaves are joined.
+            marked: Whether texts may have marked spans.
 
         Raises:
             RequestError: a text has no tokens at all or one that the model does not have, too many characters would be
                 tokenised, or the query is too long.
         """
         special, in_query, in_items = add_special_tokens, *fields
+        if marked and any(map(has_marks, (query, *items))):
+            joined = self._joiner.join_marked(query, items, context_length, max_characters, fields)
+            self.vocabulary.check(joined.query, in_query)
+            rows = self.vocabulary.sort_out(joined.item_tokens, np.diff(joined.item_starts), in_items, refuse)
+            return joined if rows is None else joined.rows(rows)
         alone = self.encode(query, special, field=in_query)
-        if context_length is not None and len(alone) > context_length:
-            raise RequestError(
-                "context_length_exceeded",
-                f"{in_items}[0]: the query alone has {len(alone)} tokens; the context holds {context_length} of query "
-                "and item.",
-                in_items,
-            )
+        check_query(len(alone), context_length, in_items)
         joined = self._joiner.join(query, items, item_first, alone, special, max_characters, fields)
         rows = self.vocabulary.sort_out(joined.item_tokens, np.diff(joined.item_starts), in_items, refuse)
         return joined if rows is None else joined.rows(rows)

@@ -127,7 +127,7 @@ def ask(
         "questions": [text for question in questions for text in question.texts],
     }
     check_characters(limits.max_text_characters, **texts)
-    prompter = Prompter(tokenizer.chat_template, subject.conversation, tokenizer.meter, subject.field)
+    prompter = Prompter(tokenizer, subject.conversation, subject.field)
     codes = Codes(tokenizer.within(None), prompter, limits.vocab_size)
 
     def find_labels(index: int, question: Question) -> AskedQuestion:
@@ -243,6 +243,7 @@ def _join(
             max_characters=most,
             fields=(field, "questions"),
             refuse=refuse,
+            marked=True,
         )
     except RequestError as error:
         if error.code == "context_length_exceeded":

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from mis_core.errors import RequestError
 from mis_core.tasks.decide.conversation import Message
 from mis_core.tasks.decide.questions import BEGIN
-from mis_core.tokenization import Meter
+from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.chat_template import ChatTemplate
+from mis_core.tokenization.plain_spans import without_marks
 
 _PROBE = f"{BEGIN}\u2047?"
 _TAIL_CHARACTERS = 64
@@ -29,17 +30,18 @@ class Prompter:
         lead: What comes between a prompt and its answer: a space where the template writes one there, else nothing.
     """
 
-    def __init__(
-        self, template: ChatTemplate | None, conversation: Sequence[Message], meter: Meter, field: str
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, conversation: Sequence[Message], field: str) -> None:
         """Render the conversation once.
 
         Args:
-            template: The model's, or None.
+            tokenizer: The model's, whose meter counts what is rendered, too.
             conversation: The messages.
-            meter: Counts what is rendered, as it does what is tokenised.
             field: Name of the field that the messages came from, for errors.
         """
+        template, meter = tokenizer.chat_template, tokenizer.meter
+        # What looks like a control token in them is read as text: see `plain_spans`.
+        self._mark = tokenizer.spans.marker(None if template is None else template.source)
+        conversation = [Message(role=each["role"], content=self._mark(each["content"])) for each in conversation]
         self._field = field
         self._size = sum(len(message["content"]) for message in conversation)
         self._messages = len(conversation)
@@ -69,7 +71,7 @@ class Prompter:
 
     def tail(self, ending: str) -> str:
         """Return the last characters of prompts whose questions end like this."""
-        return self._render(BEGIN + ending)[-_TAIL_CHARACTERS:]
+        return without_marks(self._render(BEGIN + ending))[-_TAIL_CHARACTERS:]
 
     def prompts(self, questions: Sequence[str], max_characters: int) -> tuple[str, list[str]]:
         """Return what all prompts begin with, and what follows of each.
@@ -82,6 +84,7 @@ class Prompter:
             RequestError: `too_many_tokens`.
         """
         before, _, after = self._probed.rpartition(_PROBE)
+        questions = [self._mark(question) for question in questions]
         longest = max(questions, key=len)
         if self._render(longest) == before + longest + after:
             return before, [question + after for question in questions]
