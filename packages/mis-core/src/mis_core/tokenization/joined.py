@@ -218,9 +218,9 @@ class Joiner:
         head, tail = query[:last], query[last:]
         _check_characters(tail, items, max_characters, fields[1])
         before = self._marked(head) if head else []
-        alone = self._marked(tail, is_behind=bool(head))
+        alone = self._marked(tail, follows=bool(head))
         check_query(len(before) + len(alone), context_length, fields[1])
-        rows = [self._marked(tail + item, is_behind=bool(head)) for item in items]
+        rows = [self._marked(tail + item, follows=bool(head)) for item in items]
         lens = np.array([len(row) for row in rows], np.int64)
         if not lens.all():
             message = f"{fields[1]}[{int(lens.argmin())}] has no tokens behind the last control token before it."
@@ -229,9 +229,9 @@ class Joiner:
         joined = cut_segments(np.array(alone, np.int32), tokens, lens, head_len=0)
         return joined.framed(np.array(before, np.int32), np.empty(0, np.int32))
 
-    def _marked(self, text: str, *, is_behind: bool = False) -> list[int]:
+    def _marked(self, text: str, *, follows: bool = False) -> list[int]:
         try:
-            return self._spans.encode(text, self._encoder.ids, is_behind=is_behind)
+            return self._spans.encode(text, self._encoder.ids, follows=follows)
         except ValueError as error:
             message = f"The model's tokenizer fails on a text of this request: {shown(str(error), 200)}"
             raise RequestError("tokenizer_failed", message) from None

@@ -65,20 +65,20 @@ class PlainSpans:
         pattern, _ = theirs._get_control_token_patterns(control)
         return functools.partial(theirs.mark_control_tokens, control_tokens_re=pattern)
 
-    def encode(self, text: str, ids: Callable[[str], list[int]], *, is_behind: bool = False) -> list[int]:
+    def encode(self, text: str, ids: Callable[[str], list[int]], *, follows: bool = False) -> list[int]:
         """Return the ids of a text with marked spans; no special tokens are added.
 
         Args:
             text: The text.
             ids: Tokenises a piece as ever.
-            is_behind: Whether it stands behind a mark.
+            follows: Whether it follows a mark.
 
         Raises:
             ValueError: a span is a control token even where it is tokenised as text.
         """
         from transformers.utils.chat_template_utils import encode_marked_chat
 
-        return encode_marked_chat(_AsTheirs(self, ids), _END + text if is_behind else text)
+        return encode_marked_chat(_AsTheirs(self, ids), _END + text if follows else text)
 
 
 class _AsTheirs:
