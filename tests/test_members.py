@@ -41,8 +41,8 @@ def read_questions(value: object) -> object:
 
 
 def read_by_ids(value: object) -> object:
-    questions = Field(value, "questions").entries(1, MAX_QUESTIONS).values()
-    return [read_system_one_question(question) for question in questions]
+    questions = Field(value, "questions").entries(1, MAX_QUESTIONS)
+    return [read_system_one_question(name, question) for name, question in questions.items()]
 
 
 READ: dict[str, Callable[[object], object]] = {

@@ -21,6 +21,9 @@ MASKS: tuple[str, ...] = get_args(Mask)
 RERANK_RECIPES = ("qwen3-reranker", "mxbai-rerank-v2", "generic", "plain")
 """Names that `rerank_template` may have instead of a file; `mis_core.tasks.recipes.recipe` says what they are."""
 
+DECISION_PROMPTS = ("mis", "transformers")
+"""Names that `decision_prompt` may have instead of a file: our prompt, and that of transformers for any chat model."""
+
 ChoiceOrder = Literal["given", "sorted", "reversed", "independent"]
 """In which order decisions read options and levels; `Question.orders` says how."""
 
@@ -103,6 +106,12 @@ class EngineConfig:
         None,
         f"Recipe of rerank, {', '.join(RERANK_RECIPES)}, or a file with a Jinja template of query, document and "
         "instruction; default: what the checkpoint says.",
+        group="Model",
+    )
+    decision_prompt: str | None = option(
+        None,
+        f"How decisions are asked: {', '.join(DECISION_PROMPTS)}, or a file with a Jinja template as "
+        "decision_template.jinja; default: what the checkpoint's decision.json says, otherwise mis.",
         group="Model",
     )
     choice_order: ChoiceOrder = option(  # noqa: RUF009 - of an immutable type
@@ -260,6 +269,11 @@ class EngineConfig:
     def rerank_recipe(self) -> str | None:
         """Name of the recipe that `rerank_template` chooses, if it is one."""
         return self.rerank_template if self.rerank_template in RERANK_RECIPES else None
+
+    @property
+    def decision_file(self) -> str | None:
+        """The file that `decision_prompt` names, if it is no prompt's name."""
+        return None if self.decision_prompt in DECISION_PROMPTS else self.decision_prompt
 
     @property
     def rerank_file(self) -> str | None:

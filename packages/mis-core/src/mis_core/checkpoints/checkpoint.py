@@ -46,6 +46,21 @@ class StoredTokenizer:
     chat_template: str | None
 
 
+@dataclass(frozen=True)
+class StoredDecision:
+    """What a checkpoint says of decisions.
+
+    Attributes:
+        settings: Of `decision.json`; None if there is none.
+        template: Of `decision_template.jinja`; None if there is none.
+        heads: Names of files that belong to a decision head.
+    """
+
+    settings: dict[str, Any] | None = None
+    template: str | None = None
+    heads: tuple[str, ...] = ()
+
+
 class Checkpoint(ABC):
     """A model's files; nothing is read before it is asked for.
 
@@ -88,3 +103,11 @@ class Checkpoint(ABC):
         Raises:
             ModelError: a file is missing or broken; it is named.
         """
+
+    def decision(self) -> StoredDecision:
+        """Read what the files say of decisions.
+
+        Raises:
+            ModelError: a file is broken; it is named.
+        """
+        return StoredDecision()

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from mis_core.checkpoints.checkpoint import Checkpoint, StoredTensor, StoredTokenizer
+from mis_core.checkpoints.checkpoint import Checkpoint, StoredDecision, StoredTensor, StoredTokenizer
 from mis_core.checkpoints.files import Files, is_there
 from mis_core.checkpoints.signs import Signs, directory_signs
 from mis_core.checkpoints.tokenizer_files import read_tokenizer
 from mis_core.checkpoints.weight_files import weight_files
 from mis_core.errors import ModelError, shown
 
+_DECISION_HEADS = ("judge_config.json", "readout.safetensors")
 _MAX_TENSORS = 1 << 20  # each has an object before any is looked at
 
 
@@ -68,6 +69,15 @@ class DirectoryCheckpoint(Checkpoint):
     def tokenizer(self) -> StoredTokenizer:
         """Read the tokenizer files by `transformers`, never with remote code; see `Checkpoint`."""
         return read_tokenizer(self.path, self._files)
+
+    def decision(self) -> StoredDecision:
+        """Read `decision.json` and `decision_template.jinja`; see `Checkpoint`."""
+        settings, template = self.path / "decision.json", self.path / "decision_template.jinja"
+        return StoredDecision(
+            self._files.read_object(settings) if is_there(settings) else None,
+            self._files.read_text(template) if is_there(template) else None,
+            tuple(name for name in _DECISION_HEADS if is_there(self.path / name)),
+        )
 
 
 class _Tensor(StoredTensor):

@@ -51,6 +51,12 @@ class ChatTemplate(msgspec.Struct, frozen=True):
             return reason_of(error)
         return None
 
+    def reads(self, variable: str) -> bool:
+        """Whether the template reads a variable of this name."""
+        from transformers.utils.chat_template_utils import _get_template_variables
+
+        return variable in _get_template_variables(self.source)
+
     def with_fault(self, fault: str | None) -> Self:
         """Return the template as one that cannot be compiled; None: as one that can be.
 

@@ -18,6 +18,21 @@ _START, _END = "\U000f0000", "\U000f0001"  # as transformers has them: of a priv
 _MARKS = re.compile(f"[{_START}{_END}]")
 
 
+MARK, SPLIT = "<|mark|>", "<|split|>"
+"""What decision templates write where an answer is read, and where the text is tokenised apart."""
+
+_SENTINEL = re.compile(f"(?<!{_START})(?:{re.escape(MARK)}|{re.escape(SPLIT)})")
+
+
+def parts_at_marks(prompt: str) -> list[str]:
+    """Return the parts of a prompt between its `MARK`s; where it has a `SPLIT`, it will be tokenised apart.
+
+    Those that a user wrote, which are marked, are text.
+    """
+    apart = _SENTINEL.sub(lambda found: found[0] if found[0] == MARK else _END, prompt)
+    return re.split(f"(?<!{_START}){re.escape(MARK)}", apart)
+
+
 def has_marks(text: str) -> bool:
     """Whether a text has a marked span, or a part of one."""
     return _MARKS.search(text) is not None
@@ -38,21 +53,23 @@ class PlainSpans:
     """Marks what looks like a control token, and tokenises what is marked.
 
     Attributes:
-        added_tokens_encoder: Ids of the added tokens by their texts.
+        added_tokens_encoder: Ids of the added tokens by their texts; of what is none, but is marked, -1.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         """Read the added tokens of a tokenizer."""
         self._backend = backend
         self._added = [*backend.get_added_tokens_decoder().items()]
-        self.added_tokens_encoder = {token.content: number for number, token in self._added}
+        self.added_tokens_encoder = dict.fromkeys((MARK, SPLIT), -1)
+        self.added_tokens_encoder |= {token.content: number for number, token in self._added}
 
-    def marker(self, template: str | None) -> Callable[[Any], Any]:
+    def marker(self, template: str | None, sentinels: tuple[str, ...] = ()) -> Callable[[Any], Any]:
         """Return what marks the texts within a value, however deep; of objects, not their names.
 
         Args:
             template: What a prompt is rendered by: added tokens that it writes are control tokens, too, which
                 special ones always are.
+            sentinels: Texts that are marked, too.
         """
         from transformers.utils import chat_template_utils as theirs  # slow to import
 
@@ -62,6 +79,7 @@ class PlainSpans:
             for _, token in self._added
             if token.special or (token.content in written and not token.content.isspace())
         )
+        control += sentinels
         pattern, _ = theirs._get_control_token_patterns(control)
         return functools.partial(theirs.mark_control_tokens, control_tokens_re=pattern)
 

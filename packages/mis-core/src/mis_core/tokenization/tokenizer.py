@@ -16,6 +16,7 @@ from mis_core.config import RERANK_RECIPES, EngineConfig
 from mis_core.errors import ModelError, RequestError
 from mis_core.ragged import rows_at
 from mis_core.tokenization.chat_template import ChatTemplate
+from mis_core.tokenization.decision_contract import DecisionContract
 from mis_core.tokenization.encoder import Encoder, Meter, begin_with, is_failure_of_library
 from mis_core.tokenization.joined import Joined, Joiner, check_query
 from mis_core.tokenization.plain_spans import PlainSpans, has_marks
@@ -38,6 +39,7 @@ class _Stored(msgspec.Struct):
     end_ids: frozenset[int] = frozenset()
     rerank_template: ChatTemplate | None = None
     vocabulary_size: int | None = None
+    decision: DecisionContract | None = None
 
 
 class Tokenizer:
@@ -50,6 +52,7 @@ class Tokenizer:
         chat_template: How messages become text; None if the model has no template.
         end_ids: Tokens with which an answer ends.
         rerank_template: How a query and a document become text, if a file says so.
+        decision: How decisions are asked, if the checkpoint or an option says so.
         vocabulary: The ids that the model has.
         meter: Counts what is tokenised; see `metered`.
         spans: Marks what is to be read as text.
@@ -61,6 +64,7 @@ class Tokenizer:
         chat_template: ChatTemplate | None = None,
         end_ids: frozenset[int] = frozenset(),
         rerank_template: ChatTemplate | None = None,
+        decision: DecisionContract | None = None,
     ) -> None:
         """Wrap a fast tokenizer; truncation and padding it was saved with are switched off."""
         backend.no_truncation()
@@ -68,6 +72,7 @@ class Tokenizer:
         self.chat_template = chat_template
         self.end_ids = end_ids
         self.rerank_template = rerank_template
+        self.decision = decision
         self.vocabulary = Vocabulary(None, self.spell)
         self.meter = Meter()
         self._spelling = Spelling(backend)
@@ -97,6 +102,7 @@ class Tokenizer:
         model = open_checkpoint(config.model, most)
         stored = model if config.tokenizer == config.model else open_checkpoint(config.tokenizer, most)
         loaded = cls.from_pretrained(stored, config.chat_template, config.rerank_file)
+        loaded.decision = _decision(config, model, loaded)
         rows = model.settings().get("vocab_size")
         if not isinstance(rows, int):
             return loaded  # such a model is refused where its weights are loaded
@@ -148,12 +154,14 @@ class Tokenizer:
         """Read what `to_json` has written: quickly, without `transformers`."""
         stored = msgspec.json.decode(text, type=_Stored)
         backend = tokenizers.Tokenizer.from_str(stored.tokenizer)
-        return cls(backend, stored.chat_template, stored.end_ids, stored.rerank_template).within(stored.vocabulary_size)
+        read = cls(backend, stored.chat_template, stored.end_ids, stored.rerank_template, stored.decision)
+        return read.within(stored.vocabulary_size)
 
     def to_json(self) -> str:
         """Write the tokenizer as it is."""
         templates = self.chat_template, self.end_ids, self.rerank_template
-        return msgspec.json.encode(_Stored(self._backend.to_str(), *templates, self.vocabulary.size)).decode()
+        stored = _Stored(self._backend.to_str(), *templates, self.vocabulary.size, self.decision)
+        return msgspec.json.encode(stored).decode()
 
     def with_faults(self, chat: str | None, rerank: str | None) -> Self:
         """Return the same tokenizer with what is wrong with its templates; None: nothing is.
@@ -272,6 +280,12 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of tokens, added ones included."""
         return self._backend.get_vocab_size()
+
+    @property
+    def unknown_id(self) -> int | None:
+        """The token of what the vocabulary does not have; None if there is none."""
+        unknown = getattr(self._backend.model, "unk_token", None)
+        return None if unknown is None else self._backend.token_to_id(unknown)
 
     def label_ids(self, text: str) -> list[int]:
         """Return the tokens that a text label is, whatever it stands behind: none merges with what is before it.
@@ -409,6 +423,19 @@ class Tokenizer:
         if rows is None:
             return own, tokens, lens
         return own, rows_at(tokens, (np.cumsum(lens) - lens)[rows], lens[rows]), lens[rows]
+
+
+def _decision(config: EngineConfig, model: Checkpoint, tokenizer: Tokenizer) -> DecisionContract | None:
+    special_tokens = {} if tokenizer.chat_template is None else tokenizer.chat_template.special_tokens
+    match config.decision_prompt:
+        case "mis":
+            return None
+        case "transformers":
+            return DecisionContract.generic()
+        case None:
+            return DecisionContract.of_checkpoint(model, special_tokens)
+        case path:
+            return DecisionContract.of_file(path, special_tokens)
 
 
 def _rerank_template(path: str | Path, special_tokens: dict[str, str]) -> ChatTemplate:

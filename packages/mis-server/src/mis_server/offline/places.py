@@ -33,7 +33,11 @@ class Place:
 def engine_places(config: EngineConfig) -> list[Place]:
     """Return what an engine reads."""
     models = {"the model": config.model, "the tokenizer": config.tokenizer_path}
-    files = {"the chat template": config.chat_template, "the rerank template": config.rerank_file}
+    files = {
+        "the chat template": config.chat_template,
+        "the rerank template": config.rerank_file,
+        "the prompt of decisions": config.decision_file,
+    }
     found = [Place(what, str(kept_at(name, config.download_dir))) for what, name in models.items() if name is not None]
     return found + [Place(what, path) for what, path in files.items() if path is not None]
 

@@ -42,7 +42,10 @@ class Host:
                 pass
 
 
-_PATHS = ("model", "tokenizer_path", "chat_template", "rerank_template", "compilation_cache_dir", "download_dir")
+_PATHS = (
+    "model", "tokenizer_path", "chat_template", "rerank_template", "decision_prompt", "compilation_cache_dir",
+    "download_dir",
+)  # fmt: skip
 
 
 def for_actors(config: EngineConfig) -> EngineConfig:
@@ -50,6 +53,8 @@ def for_actors(config: EngineConfig) -> EngineConfig:
     given = {name: getattr(config, name) for name in _PATHS}
     if config.rerank_recipe is not None:  # a name, even where a file has it, too
         del given["rerank_template"]
+    if config.decision_file is None:
+        del given["decision_prompt"]
     there = {name: Path(path) for name, path in given.items() if path is not None and Path(path).exists()}
     absolute: dict[str, Any] = {name: str(path.absolute()) for name, path in there.items()}
     return dataclasses.replace(config, **absolute)

@@ -202,6 +202,9 @@ def watch_templates(tokenizer: Tokenizer, renderer: Renderer) -> None:
     chat, rerank = tokenizer.chat_template, tokenizer.rerank_template
     tokenizer.chat_template = None if chat is None else WatchedTemplate.of(chat, renderer)
     tokenizer.rerank_template = None if rerank is None else WatchedTemplate.of(rerank, renderer)
+    if tokenizer.decision is not None:
+        watched = WatchedTemplate.of(tokenizer.decision.template, renderer)
+        tokenizer.decision = msgspec.structs.replace(tokenizer.decision, template=watched)
 
 
 def find_faults(tokenizer: Tokenizer) -> tuple[str | None, str | None]:

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from mis_core.tasks.decide.asked import Judged
-from mis_core.tasks.decide.questions import Question
+from mis_core.tasks.decide.questions import Option, Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +154,15 @@ def answer(judged: Judged) -> Answer:
         return PredicateAnswer(question.name, float(probabilities[0]), mass)
     if question.kind == "score":
         return _score(question, probabilities, mass)
-    values = [option.value for option in question.options]
+    values = [_value(option) for option in question.options]
     each = tuple(map(ChoiceProbability, values, probabilities.tolist()))
     best = judged.best
     return ChoiceAnswer(question.name, values[best], float(probabilities[best]), each, mass)
+
+
+def _value(option: Option) -> str | bool:
+    assert isinstance(option.value, (str, bool)), "as OpenAI's are"
+    return option.value
 
 
 def _score(question: Question, probabilities: np.ndarray, label_mass: float) -> ScoreAnswer:

@@ -15,7 +15,10 @@ from mis_core.config import ChoiceOrder
 from mis_core.errors import RequestError
 from mis_core.ragged import offsets
 from mis_core.requests import EngineOutput, ScoreRequest
-from mis_core.tasks.decide.codes import Codes, Labels
+from mis_core.tasks.decide.asked_question import AskedQuestion, OwnStyle, Style
+from mis_core.tasks.decide.codes import Codes
+from mis_core.tasks.decide.content import Content
+from mis_core.tasks.decide.contract import ContractStyle
 from mis_core.tasks.decide.conversation import Message
 from mis_core.tasks.decide.prompts import Prompter
 from mis_core.tasks.decide.questions import Question
@@ -27,27 +30,6 @@ from mis_core.tasks.fields.values import check_characters, check_count
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.probabilities import check_finite, label_logprobs, label_softmax
 from mis_core.tokenization import NOTHING, Joined, Tokenizer
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AskedQuestion:
-    """A question that is asked.
-
-    Attributes:
-        question: The question.
-        orders: The orders in which its options are read, each an item of the request.
-        labels: Its labels, in the order they are read.
-    """
-
-    question: Question
-    orders: list[list[int]]
-    labels: Labels
-
-    @property
-    def texts(self) -> list[str]:
-        """What the model reads, a text for each order."""
-        in_one_order = len(self.orders) == 1
-        return [self.question.text(self.labels[0], order, in_one_order=in_one_order) for order in self.orders]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,6 +70,7 @@ class Subject:
 
     Attributes:
         field: Name of the field that holds it, for errors.
+        state: What it is, for prompts that know no messages.
         conversation: Its messages.
         per_item: Whether the others are answered where a question is wrong.
         choice_order: In which orders options are read.
@@ -95,6 +78,7 @@ class Subject:
     """
 
     field: str
+    state: Content
     conversation: Sequence[Message]
     per_item: bool
     choice_order: ChoiceOrder
@@ -127,18 +111,14 @@ def ask(
         "questions": [text for question in questions for text in question.texts],
     }
     check_characters(limits.max_text_characters, **texts)
-    prompter = Prompter(tokenizer, subject.conversation, subject.field)
-    codes = Codes(tokenizer.within(None), prompter, limits.vocab_size)
-
-    def find_labels(index: int, question: Question) -> AskedQuestion:
-        orders = question.orders(subject.choice_order)
-        return AskedQuestion(question, orders, codes.labels(question, given[index].path))
-
-    found = errors.read_each(questions, find_labels)
+    style = _style(subject, tokenizer, limits)
+    found = errors.read_each(
+        questions, lambda index, question: style.ask(question, subject.choice_order, given[index].path)
+    )
     _check_counts(found, limits)
     asked = dict(zip(errors.kept.tolist(), found, strict=True))
     paths = [each.path for each in given]
-    joined = _join(asked, paths, errors, prompter, tokenizer, limits, subject.field)
+    joined = _join(asked, paths, errors, style, tokenizer, limits, subject.field)
     requests: tuple[ScoreRequest, ...] = ()
     if errors.any_left:
         kept = [asked[index] for index in errors.kept.tolist()]
@@ -156,7 +136,10 @@ def judge(asked: Asked, outputs: tuple[EngineOutput, ...]) -> list[Judged | Item
     probabilities, masses = np.zeros((0, 0)), np.zeros(0)
     if asked.requests:
         (request,), (output,) = asked.requests, outputs
-        probabilities, masses = _probabilities(request, output)
+        temperatures = [
+            each.temperature for each in asked.questions if isinstance(each, AskedQuestion) for _ in each.orders
+        ]
+        probabilities, masses = _probabilities(request, output, np.array(temperatures))
     found: list[Judged | ItemError] = []
     begin = 0
     for each in asked.questions:
@@ -171,9 +154,7 @@ def judge(asked: Asked, outputs: tuple[EngineOutput, ...]) -> list[Judged | Item
 
 
 def _judged(asked: AskedQuestion, probabilities: Float64[np.ndarray, "rows labels"], label_mass: float) -> Judged:
-    if not asked.question.options:
-        return Judged(asked.question, probabilities[0], int(probabilities[0].argmax()), label_mass)
-    by_option = np.zeros(len(asked.question.options))
+    by_option = np.zeros(len(asked.orders[0]))
     for order, row in zip(asked.orders, probabilities, strict=True):
         by_option[order] += row
     by_option /= len(asked.orders)
@@ -182,14 +163,21 @@ def _judged(asked: AskedQuestion, probabilities: Float64[np.ndarray, "rows label
 
 
 def _probabilities(
-    request: ScoreRequest, output: EngineOutput
+    request: ScoreRequest, output: EngineOutput, temperatures: Float64[np.ndarray, " items"]
 ) -> tuple[Float64[np.ndarray, "items labels"], Float64[np.ndarray, " items"]]:
     """Return the probability of each label of each item, and that of all its labels over the whole vocabulary."""
     is_label = request.label_ids >= 0
     check_finite(output.logits[is_label])
-    probabilities = label_softmax(output.logits, request.label_ids).astype(np.float64)
+    probabilities = label_softmax(output.logits, request.label_ids, temperatures[:, None]).astype(np.float64)
     over_all = np.exp(label_logprobs(output).astype(np.float64)) * is_label
     return probabilities, np.minimum(over_all.sum(axis=1), 1.0)  # rounded, they may come out above
+
+
+def _style(subject: Subject, tokenizer: Tokenizer, limits: Limits) -> Style:
+    if tokenizer.decision is not None:
+        return ContractStyle(tokenizer, tokenizer.decision, subject.state, subject.field, limits.vocab_size)
+    prompter = Prompter(tokenizer, subject.conversation, subject.field)
+    return OwnStyle(prompter, Codes(tokenizer.within(None), prompter, limits.vocab_size))
 
 
 def _check_counts(asked: Sequence[AskedQuestion], limits: Limits) -> None:
@@ -208,7 +196,7 @@ def _join(
     asked: dict[int, AskedQuestion],
     paths: Sequence[str],
     errors: ItemErrors,
-    prompter: Prompter,
+    style: Style,
     tokenizer: Tokenizer,
     limits: Limits,
     field: str,
@@ -218,7 +206,7 @@ def _join(
     if not kept:
         return NOTHING
     most, most_tokens = limits.max_text_characters, limits.context_length
-    shared, rests = prompter.prompts([text for each in kept for text in each.texts], most)
+    shared, rests = style.prompts(kept, most)
     check_characters(most, **{field: [shared], "questions": rests})
     starts = offsets(np.array([len(each.orders) for each in kept]))[:-1]
 
@@ -262,6 +250,6 @@ def _join(
     if len(errors.kept) == len(kept):
         errors.refuse(longest > most_tokens, too_long)
     if len(errors.kept) < len(kept):
-        return _join(asked, paths, errors, prompter, tokenizer, limits, field)
+        return _join(asked, paths, errors, style, tokenizer, limits, field)
     limits.check_tokens(len(joined.query) + len(joined.item_tokens), f"{field.capitalize()} and questions", "questions")
     return joined

@@ -13,7 +13,7 @@ from mis_core.tasks.decide.questions import Question
 from mis_core.tokenization import Tokenizer
 
 _UPPER, _LOWER = string.ascii_uppercase, string.ascii_lowercase
-_CODES = (
+CODES = (
     tuple(_UPPER),
     *(tuple(map("".join, itertools.product(*letters))) for letters in ((_UPPER, _UPPER), (_UPPER, _LOWER))),
     tuple(map("".join, itertools.product(_LOWER, _LOWER))),
@@ -42,7 +42,7 @@ class Codes:
         self._vocab_size = vocab_size
         self._words: dict[int, str] | None = None
         self._codes: dict[int, str] = {}
-        self._codes_left = iter(_CODES)
+        self._codes_left = iter(CODES)
 
     def labels(self, question: Question, path: str) -> Labels:
         """Return the words for yes and no for a predicate, otherwise one code for each option.

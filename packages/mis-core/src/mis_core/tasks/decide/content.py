@@ -3,10 +3,14 @@
 import json
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from mis_core.errors import RequestError
 from mis_core.tasks.fields.field import Field
 from mis_core.tasks.fields.values import kind, readable
+
+Content = str | dict[str, Any] | list[Any]
+"""What a model reads as it is if it is a text, and as JSON otherwise."""
 
 MAX_PARTS = 10_000
 MAX_JSON_LEVELS = 32
@@ -38,8 +42,8 @@ def read_content(content: Field, kinds: tuple[str, ...], *, may_break: bool = Tr
     return "\n".join(_read_part(part, kinds, may_break) for part in content.elements(0, MAX_PARTS))
 
 
-def read_any(content: Field) -> str:
-    """Read a text, or an object or a list as compact JSON.
+def read_any(content: Field) -> Content:
+    """Read a text, an object or a list, of what JSON has.
 
     Raises:
         RequestError: it is none of that.
@@ -48,7 +52,12 @@ def read_any(content: Field) -> str:
         return content.text()
     if not isinstance(content.value, (Mapping, list, tuple)):
         raise content.error(f"must be a text, an object or a list, not {kind(content.value)}.")
-    return _compact(content)
+    return json.loads(_compact(content))
+
+
+def as_text(content: Content) -> str:
+    """Return a text as it is, all else as compact JSON."""
+    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
 
 def _read_part(part: Field, kinds: tuple[str, ...], may_break: bool) -> str:

@@ -6,7 +6,7 @@ Templates differ in what they know of tools, so calls and their outputs are writ
 from typing import TypedDict
 
 from mis_core.errors import RequestError
-from mis_core.tasks.decide.content import OUTPUT, TEXT, TEXT_OR_JSON, read_content
+from mis_core.tasks.decide.content import OUTPUT, TEXT, TEXT_OR_JSON, Content, read_content
 from mis_core.tasks.fields.field import Field
 
 MAX_MESSAGES = 10_000
@@ -38,6 +38,13 @@ def read_conversation(value: object) -> list[Message]:
         return [Message(role="user", content=source.text())]
     calls: dict[tuple[str, str], str] = {}
     return [_read_entry(entry, calls) for entry in source.elements(1, MAX_MESSAGES)]
+
+
+def state_of(conversation: list[Message]) -> Content:
+    """Return messages as a prompt has them that knows a state only: of a single one of the user its text."""
+    if len(conversation) == 1 and conversation[0]["role"] == "user":
+        return conversation[0]["content"]
+    return [dict(message) for message in conversation]
 
 
 def _read_entry(entry: Field, calls: dict[tuple[str, str], str]) -> Message:

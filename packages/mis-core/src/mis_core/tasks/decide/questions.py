@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from mis_core.config import ChoiceOrder
-from mis_core.tasks.decide.content import TEXT_OR_JSON, read_content
+from mis_core.tasks.decide.content import TEXT_OR_JSON, Content, as_text, read_content
 from mis_core.tasks.fields.body import about
 from mis_core.tasks.fields.field import Field
 from mis_core.tasks.fields.values import kind
@@ -29,6 +29,13 @@ ReadingOrder = Annotated[
 """The type of the field that chooses the order of options."""
 
 BEGIN = "About all of the above:\n\n"
+_ASKED = {
+    "predicate": "Decide between yes and no.",
+    "choice": "Which of the options fits best?",
+    "score": "Which of the levels fits best?",
+}
+"""What is asked where there are no instructions."""
+
 _CODES_END = "\n\nAnswer with the code of exactly one of them, and with nothing else."
 
 
@@ -41,18 +48,18 @@ class Option:
         description: What is said of it beside, or None.
     """
 
-    value: str | bool
-    description: str | None
+    value: Content | bool
+    description: Content | None
 
     @property
     def shown(self) -> str:
         """The value as the model reads it."""
-        return self.value if isinstance(self.value, str) else str(self.value).lower()
+        return str(self.value).lower() if isinstance(self.value, bool) else as_text(self.value)
 
     def line(self, truths: Container[str]) -> str:
         """What the model reads behind its code; a text beside the truth value of the same name is in quotes."""
         shown = f'"{self.shown}"' if isinstance(self.value, str) and self.shown in truths else self.shown
-        return shown if self.description is None else f"{shown}: {self.description}"
+        return shown if self.description is None else f"{shown}: {as_text(self.description)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +69,22 @@ class Question:
     Attributes:
         kind: `predicate`, `choice` or `score`.
         name: What its answer is called, or None.
-        instructions: What is asked.
+        instructions: What is asked; None where that goes without saying.
         options: Choices or levels in their order; none of a predicate.
         sides: Of a predicate what counts as yes and what as no, where that was said.
     """
 
     kind: str
     name: str | None
-    instructions: str
+    instructions: Content | None
     options: tuple[Option, ...] = ()
-    sides: tuple[str | None, str | None] = (None, None)
+    sides: tuple[Content | None, Content | None] = (None, None)
 
     @property
     def texts(self) -> list[str]:
         """All texts that were given."""
-        options = (text for option in self.options for text in (option.shown, option.description or ""))
-        return [self.instructions, *options, *(side for side in self.sides if side is not None)]
+        options = (each for option in self.options for each in (option.shown, option.description))
+        return [as_text(each) for each in (self.instructions, *options, *self.sides) if each is not None]
 
     def ending(self, words: Sequence[str]) -> str:
         """Return how its text ends, which says what to answer with.
@@ -98,7 +105,9 @@ class Question:
             in_one_order: Whether it is read in this order only; then it is said which way levels go.
         """
         listed = "".join(
-            f"\n\n{word} means: {side}" for word, side in zip(labels, self.sides, strict=False) if side is not None
+            f"\n\n{word} means: {as_text(side)}"
+            for word, side in zip(labels, self.sides, strict=False)
+            if side is not None
         )
         if self.options:
             levels = "Levels, from the lowest to the highest" if in_one_order else "Levels"
@@ -107,7 +116,8 @@ class Question:
             options = (self.options[index].line(truths) for index in order)
             lines = (f"{label}. {line}" for label, line in zip(labels, options, strict=True))
             listed = f"\n\n{title}:\n" + "\n".join(lines)
-        return f"{BEGIN}{self.instructions}{listed}{self.ending(labels)}"
+        instructions = _ASKED[self.kind] if self.instructions is None else as_text(self.instructions)
+        return f"{BEGIN}{instructions}{listed}{self.ending(labels)}"
 
     def orders(self, choice_order: ChoiceOrder) -> list[list[int]]:
         """Return the orders in which the options are read, each as indices of options.
@@ -115,9 +125,10 @@ class Question:
         Args:
             choice_order: `given`: as they were given. Otherwise choices are sorted first: `sorted` reads them so,
                 `reversed` backwards, too, and `independent` in rotations, at most `MAX_ROTATIONS` evenly apart. All
-                three read levels, which have an order of their own, forwards and backwards.
+                three read levels, which have an order of their own, forwards and backwards. Of a predicate, whose
+                options are yes and no, the order is always that.
         """
-        count = len(self.options)
+        count = len(self.options) or len(self.sides)
         given = list(range(count))
         if choice_order == "given" or self.kind == "predicate":
             return [given]

@@ -16,7 +16,7 @@ from mis_core.tasks.decide.answers import (
 )
 from mis_core.tasks.decide.asked import Asked, Subject, ask, judge
 from mis_core.tasks.decide.body import DecisionBody
-from mis_core.tasks.decide.conversation import read_conversation
+from mis_core.tasks.decide.conversation import read_conversation, state_of
 from mis_core.tasks.decide.questions import MAX_QUESTIONS, read_question
 from mis_core.tasks.fields.body import check_model, read_body
 from mis_core.tasks.fields.field import Field
@@ -58,7 +58,9 @@ def parse_decision(
     check_count(len(body.questions), MAX_QUESTIONS, "questions", "questions")
     given = Field(body.questions, "questions").elements(1, MAX_QUESTIONS)
     choice_order = body.choice_order or limits.choice_order
-    subject = Subject("input", conversation, body.on_error == "item", choice_order, _cache_salt(body))
+    subject = Subject(
+        "input", state_of(conversation), conversation, body.on_error == "item", choice_order, _cache_salt(body)
+    )
     return ParsedDecision(
         ask(subject, given, lambda _, each: read_question(each), tokenizer, limits), tuple(map(_name, given))
     )

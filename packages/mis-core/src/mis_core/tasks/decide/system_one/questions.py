@@ -4,18 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from mis_core.errors import RequestError
-from mis_core.tasks.decide.content import read_any
+from mis_core.tasks.decide.content import Content, read_any
 from mis_core.tasks.decide.questions import MAX_CHOICES, MAX_LEVELS, Option, Question
 from mis_core.tasks.fields.field import Field
 
 _KINDS = {"noul": "predicate", "choice": "choice", "score": "score"}
-_ASKED = {
-    "noul": "Decide between yes and no.",
-    "choice": "Which of the options fits best?",
-    "score": "Which of the levels fits best?",
-}
-"""What is asked where there are no instructions."""
-
 _ABSTAIN = "x_abstain_below"
 
 
@@ -32,28 +25,28 @@ class AnswerNeeds:
     abstain_below: float | None
 
 
-def read_question(source: Field) -> tuple[Question, AnswerNeeds]:
-    """Read a question.
+def read_question(name: str, source: Field) -> tuple[Question, AnswerNeeds]:
+    """Read the question of an id.
 
     Raises:
         RequestError: `invalid_questions`, `unknown_parameter`, or `unsupported_parameter` for boxes.
     """
-    name = source.member("type")
-    if name == "box":
+    given = source.member("type")
+    if given == "box":
         message = f"{source.path} asks for a place in an image; the model reads text only."
         raise RequestError("unsupported_parameter", message, source.path)
-    kind = Field(name, f"{source.path}.type").one_of(*_KINDS)
+    kind = Field(given, f"{source.path}.type").one_of(*_KINDS)
     required = ("type",) if kind == "noul" else ("type", "criteria")
     fields = source.members(required, ("instructions", "criteria", _ABSTAIN), ignored="x_")
     abstain_below = fields[_ABSTAIN].number(0, 1) if _ABSTAIN in fields else None
-    instructions = read_any(fields["instructions"]) if "instructions" in fields else ""
+    instructions = (read_any(fields["instructions"]) if "instructions" in fields else None) or None
     options: tuple[Option, ...] = ()
-    sides: tuple[str | None, str | None] = (None, None)
+    sides: tuple[Content | None, Content | None] = (None, None)
     legend: tuple[Any, ...] = ()
     match kind:
         case "noul":
             sides = _read_sides(fields)
-            if not instructions and sides == (None, None):
+            if instructions is None and sides == (None, None):
                 raise source.error("needs instructions, or criteria for true or false.")
         case "choice":
             options = _read_choices(fields["criteria"])
@@ -61,11 +54,11 @@ def read_question(source: Field) -> tuple[Question, AnswerNeeds]:
             levels = fields["criteria"].elements(2, MAX_LEVELS)
             options = tuple(Option(read_any(level), None) for level in levels)
             legend = tuple(level.value for level in levels)
-    question = Question(_KINDS[kind], None, instructions or _ASKED[kind], options, sides)
+    question = Question(_KINDS[kind], name, instructions, options, sides)
     return question, AnswerNeeds(legend, abstain_below)
 
 
-def _read_sides(fields: dict[str, Field]) -> tuple[str | None, str | None]:
+def _read_sides(fields: dict[str, Field]) -> tuple[Content | None, Content | None]:
     if "criteria" not in fields:
         return None, None
     sides = fields["criteria"].members((), ("true", "false"))

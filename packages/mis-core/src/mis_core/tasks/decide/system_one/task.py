@@ -7,7 +7,7 @@ import msgspec
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.tasks.decide.asked import Asked, Subject, ask, judge
-from mis_core.tasks.decide.content import read_any
+from mis_core.tasks.decide.content import as_text, read_any
 from mis_core.tasks.decide.conversation import Message
 from mis_core.tasks.decide.questions import Question
 from mis_core.tasks.decide.system_one.answers import (
@@ -61,17 +61,24 @@ def parse_system_one(
         message = "assets holds images; the model reads text only. Leave them out, or describe them in words."
         raise RequestError("unsupported_parameter", message, "assets")
     check_count(len(body.questions), limits.max_items, "questions", "questions")
-    conversation = [Message(role="user", content=read_any(Field(body.state, "state")))]
+    state = read_any(Field(body.state, "state"))
     given = Field(body.questions, "questions").entries(1, limits.max_items)
     needs: dict[str, AnswerNeeds | None] = dict.fromkeys(given)
     ids = list(given)
 
     def read(index: int, source: Field) -> Question:
-        question, needs[ids[index]] = read_question(source)
+        question, needs[ids[index]] = read_question(ids[index], source)
         return question
 
     choice_order = body.x_choice_order or limits.choice_order
-    subject = Subject("state", conversation, body.x_on_error == "item", choice_order, body.x_cache_salt)
+    subject = Subject(
+        "state",
+        state,
+        [Message(role="user", content=as_text(state))],
+        body.x_on_error == "item",
+        choice_order,
+        body.x_cache_salt,
+    )
     asked = ask(subject, list(given.values()), read, tokenizer, limits)
     return ParsedSystemOne(asked, needs, body.x_abstain_below)
 

@@ -1,0 +1,77 @@
+"""A question that is asked, and the ways in which questions become prompts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from mis_core.config import ChoiceOrder
+from mis_core.tasks.decide.codes import Codes, Labels
+from mis_core.tasks.decide.prompts import Prompter
+from mis_core.tasks.decide.questions import Question
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AskedQuestion:
+    """A question that is asked.
+
+    Attributes:
+        question: The question.
+        orders: The orders in which its options are read, each an item of the request.
+        labels: Its labels, in the order they are read.
+        temperature: What logits of its labels are divided by.
+    """
+
+    question: Question
+    orders: list[list[int]]
+    labels: Labels
+    temperature: float = 1.0
+
+    @property
+    def texts(self) -> list[str]:
+        """What the model reads in our own prompt, a text for each order."""
+        in_one_order = len(self.orders) == 1
+        return [self.question.text(self.labels[0], order, in_one_order=in_one_order) for order in self.orders]
+
+
+@runtime_checkable
+class Style(Protocol):
+    """How the questions of a request become prompts."""
+
+    def ask(self, question: Question, choice_order: ChoiceOrder, path: str) -> AskedQuestion:
+        """Return a question with its labels.
+
+        Args:
+            question: The question.
+            choice_order: In which orders options are read.
+            path: Where it is, for errors.
+
+        Raises:
+            RequestError: `too_few_label_tokens`.
+        """
+
+    def prompts(self, asked: Sequence[AskedQuestion], max_characters: int) -> tuple[str, list[str]]:
+        """Return what all prompts begin with, and what follows of each: a prompt for each order of each question.
+
+        Args:
+            asked: Questions, at least one.
+            max_characters: Most that are rendered where each prompt must be rendered for itself.
+
+        Raises:
+            RequestError: a template refuses a prompt, or they are too long.
+        """
+
+
+class OwnStyle:
+    """Our own prompt: `Question.text` as the last message of a conversation."""
+
+    def __init__(self, prompter: Prompter, codes: Codes) -> None:
+        self._prompter = prompter
+        self._codes = codes
+
+    def ask(self, question: Question, choice_order: ChoiceOrder, path: str) -> AskedQuestion:
+        """Return a question with its labels; see `Style`."""
+        return AskedQuestion(question, question.orders(choice_order), self._codes.labels(question, path))
+
+    def prompts(self, asked: Sequence[AskedQuestion], max_characters: int) -> tuple[str, list[str]]:
+        """Return the prompts; see `Style`."""
+        return self._prompter.prompts([text for each in asked for text in each.texts], max_characters)

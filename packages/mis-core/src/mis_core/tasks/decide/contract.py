@@ -1,0 +1,164 @@
+"""Prompts as the files of a checkpoint have them, and as transformers renders them for any chat model.
+
+Source: `prepare_inputs` and `label_token_ids` of `transformers.decision` 5.24, whose prompts and labels these are.
+"""
+
+import os
+import string
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from mis_core.config import ChoiceOrder
+from mis_core.errors import RequestError
+from mis_core.tasks.decide.asked_question import AskedQuestion
+from mis_core.tasks.decide.codes import CODES, Labels
+from mis_core.tasks.decide.content import Content
+from mis_core.tasks.decide.questions import Question
+from mis_core.tokenization import Tokenizer
+from mis_core.tokenization.decision_contract import DecisionContract
+from mis_core.tokenization.plain_spans import MARK, SPLIT, parts_at_marks
+
+_KINDS = {"predicate": "noul", "choice": "choice", "score": "score"}
+_LETTERS = tuple(string.ascii_uppercase)
+_WORDS = ("Yes", "No")
+
+
+class ContractStyle:
+    """Asks as a `DecisionContract` says. See `Style`."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, contract: DecisionContract, state: Content, field: str, vocab_size: int
+    ) -> None:
+        """Prepare; nothing is rendered yet.
+
+        Args:
+            tokenizer: The model's, whose meter counts what is rendered, too.
+            contract: How questions are put.
+            state: What they are about.
+            field: Name of the field that holds it, for errors.
+            vocab_size: Labels are below it.
+        """
+        self._tokenizer = tokenizer
+        self._contract = contract
+        self._field = field
+        self._vocab_size = vocab_size
+        outer = tokenizer.chat_template if contract.in_chat else contract.template
+        if outer is None:
+            message = "This model has no chat template, which the prompt of transformers needs."
+            raise RequestError("task_not_supported", message, "model")
+        if not contract.in_chat and contract.template.reads("questions"):
+            message = "This model's decision template puts all questions into one prompt, which is not read yet."
+            raise RequestError("task_not_supported", message, "model")
+        self._outer = outer
+        self._mark = tokenizer.spans.marker(outer.source, (MARK, SPLIT)) if contract.sanitizes else _without_sentinels
+        self._state = state if contract.in_chat and contract.sanitizes else self._mark(state)
+        self._size = len(str(state))
+
+    def ask(self, question: Question, choice_order: ChoiceOrder, path: str) -> AskedQuestion:
+        """Return a question with its labels; see `Style`."""
+        kind = _KINDS[question.kind]
+        orders = question.orders(choice_order)
+        if kind == "noul":
+            orders = [[("true", "false").index(side) for side in self._contract.noul_options]]
+        labels = self._labels(kind, len(orders[0]), path)
+        return AskedQuestion(question, orders, labels, self._contract.temperature.get(kind, 1.0))
+
+    def prompts(self, asked: Sequence[AskedQuestion], max_characters: int) -> tuple[str, list[str]]:
+        """Return the prompts; see `Style`."""
+        count = sum(len(each.orders) for each in asked)
+        if self._size * count > max_characters:
+            message = (
+                f"{count} questions repeat the {self._field} in this model's prompts: {self._size * count} characters; "
+                f"at most {max_characters} are allowed. Ask fewer questions at a time."
+            )
+            raise RequestError("too_many_tokens", message, "questions")
+        prompts = [self._prompt(each, order) for each in asked for order in each.orders]
+        shared = os.path.commonprefix(prompts)  # noqa: RUF071 - of characters
+        shared = shared[: min(len(shared), min(map(len, prompts)) - 1)]
+        return shared, [prompt[len(shared) :] for prompt in prompts]
+
+    def _prompt(self, asked: AskedQuestion, order: Sequence[int]) -> str:
+        """Return a prompt up to where the answer is read."""
+        described = _described(asked, order)
+        self._tokenizer.meter.count(self._size + len(str(described)))
+        variables: dict[str, Any] = {"state": self._state, "question": described}
+        try:
+            if self._contract.in_chat:
+                text = self._contract.template.render([], add_generation_prompt=False, **variables)
+                text = self._mark(text) if self._contract.sanitizes else text
+                prompt = self._outer.render([{"role": "user", "content": text}], enable_thinking=False)
+            else:
+                variables["question"] = self._mark(described)
+                message = {"role": "user", "content": ""}
+                prompt = self._outer.render([message], enable_thinking=False, **variables)
+        except RequestError as error:
+            raise RequestError(f"invalid_{self._field}", error.message, self._field) from None
+        before, *others = parts_at_marks(prompt)
+        if len(others) > 1:
+            message = "This model's decision template has several marks a question, which are not read yet."
+            raise RequestError("task_not_supported", message, "model")
+        return before
+
+    def _labels(self, kind: str, wanted: int, path: str) -> Labels:
+        own = self._contract.labels.get(kind)
+        if own is not None:
+            found = self._tokens(own)
+        elif kind == "noul":
+            found = self._tokens(_WORDS)
+        else:
+            found = self._tokens(_LETTERS)
+            if self._contract.in_chat and wanted > len(_LETTERS):
+                more = self._tokens(tuple(chain.from_iterable(CODES[1:])))
+                found += [each for each in more if each is not None]
+        ids = [each and each[1] for each in found[:wanted]]
+        if len(found) < wanted or None in ids or len(set(ids)) < wanted:
+            message = f"{path}: this model has no {wanted} labels that are distinct single tokens; it has {len(found)}."
+            raise RequestError("too_few_label_tokens", message, "questions")
+        kept = [each for each in found[:wanted] if each is not None]
+        return [text for text, _ in kept], np.array([token for _, token in kept], np.int32)
+
+    def _tokens(self, texts: Sequence[str]) -> list[tuple[str, int] | None]:
+        """Return each text with the one token that it is by itself, or None."""
+        ids, lens = self._tokenizer.within(None).encode_all(texts, add_special_tokens=False)
+        last = ids[np.cumsum(lens) - 1]
+        is_label = (lens == 1) & (last < self._vocab_size) & (last != self._tokenizer.unknown_id)
+        return [
+            (text, int(token)) if single else None for text, token, single in zip(texts, last, is_label, strict=True)
+        ]
+
+
+def _described(asked: AskedQuestion, order: Sequence[int]) -> dict[str, Any]:
+    """Return a question as decision templates read it."""
+    question = asked.question
+    match question.kind:
+        case "predicate":
+            options, descriptions = ("true", "false"), question.sides
+        case "choice":
+            options = tuple(option.shown for option in question.options)
+            descriptions = tuple(option.description for option in question.options)
+        case _:
+            options = tuple(map(str, range(len(question.options))))
+            descriptions = tuple(
+                option.value if option.description is None else f"{option.shown}: {option.description}"
+                for option in question.options
+            )
+    return {
+        "name": question.name or "",
+        "type": _KINDS[question.kind],
+        "instructions": question.instructions,
+        "options": [options[index] for index in order],
+        "labels": asked.labels[0],
+        "descriptions": [descriptions[index] for index in order],
+    }
+
+
+def _without_sentinels(value: Any) -> Any:
+    """Return a value whose texts have no marks of where answers are read, however deep."""
+    if isinstance(value, str):
+        return value.replace(MARK, "").replace(SPLIT, "")
+    if isinstance(value, dict):
+        return {_without_sentinels(name): _without_sentinels(each) for name, each in value.items()}
+    return [_without_sentinels(each) for each in value] if isinstance(value, list) else value

@@ -1,0 +1,112 @@
+"""How a checkpoint wants decisions asked: `decision.json` and `decision_template.jinja`, as transformers defines them.
+
+Source: `transformers.decision` 5.24. Its `prepare_inputs` needs PyTorch, so `tasks.decide.contract` renders.
+"""
+
+import logging
+import math
+from typing import Any, Self
+
+import msgspec
+
+from mis_core.checkpoints import Checkpoint
+from mis_core.errors import ModelError, shown
+from mis_core.tokenization.chat_template import ChatTemplate
+
+logger = logging.getLogger(__name__)
+
+SETTINGS_FILE, TEMPLATE_FILE = "decision.json", "decision_template.jinja"
+
+_KINDS = ("noul", "choice", "score")
+_SIDES = ("true", "false")
+_WITHOUT = "--decision-prompt mis serves the model without it."
+
+
+class _Settings(msgspec.Struct, frozen=True):
+    """What `decision.json` holds."""
+
+    labels: dict[str, list[str]] = {}
+    temperature: dict[str, float] = {}
+    chat_template: str | None = None
+    noul_options: tuple[str, ...] = _SIDES
+    sanitize_control_tokens: bool = True
+    adapter: str | None = None
+
+
+class DecisionContract(msgspec.Struct, frozen=True):
+    """How questions are put, and what answers them.
+
+    Attributes:
+        template: Renders a state and a question.
+        in_chat: Whether what it renders is a message of the user, which the model's chat template renders; otherwise it
+            is the whole prompt.
+        labels: Labels of options by the kind of question; of other kinds those that transformers has by default.
+        temperature: What logits are divided by, by the kind of question; 1 of others.
+        noul_options: `true` and `false` in the order in which the template gets them.
+        sanitizes: Whether what looks like a control token in a request is read as text.
+    """
+
+    template: ChatTemplate
+    in_chat: bool
+    labels: dict[str, list[str]] = {}
+    temperature: dict[str, float] = {}
+    noul_options: tuple[str, ...] = _SIDES
+    sanitizes: bool = True
+
+    @classmethod
+    def generic(cls) -> Self:
+        """Return the one that transformers has for any chat model."""
+        return cls._of(_Settings(), None, {}, SETTINGS_FILE)
+
+    @classmethod
+    def of_file(cls, path: str, special_tokens: dict[str, str]) -> Self:
+        """Return one with a template from a file.
+
+        Raises:
+            ModelError: the file cannot be read.
+        """
+        return cls(ChatTemplate.read(path, special_tokens, "decision_prompt"), in_chat=False)
+
+    @classmethod
+    def of_checkpoint(cls, checkpoint: Checkpoint, special_tokens: dict[str, str]) -> Self | None:
+        """Return the one that a checkpoint brings; None if it brings none.
+
+        Raises:
+            ModelError: a file is broken, or asks for what is not there; it is named.
+        """
+        stored = checkpoint.decision()
+        for name in stored.heads:
+            raise ModelError(f"{checkpoint.path}: {name} belongs to a decision head, which is not read yet. {_WITHOUT}")
+        if stored.settings is None and stored.template is None:
+            return None
+        where = f"{checkpoint.path}: {SETTINGS_FILE}"
+        given = stored.settings or {}
+        unknown = sorted(given.keys() - {field.name for field in msgspec.structs.fields(_Settings)})
+        if unknown:
+            logger.warning("%s has settings that are not understood: %s.", where, shown(", ".join(unknown), 200))
+        try:
+            settings = msgspec.convert(given, _Settings)
+        except msgspec.ValidationError as error:
+            raise ModelError(f"{where}: {error}.") from None
+        if settings.adapter is not None:
+            raise ModelError(f"{where} names an adapter, which is not read yet. {_WITHOUT}")
+        return cls._of(settings, stored.template, special_tokens, where)
+
+    @classmethod
+    def _of(cls, settings: _Settings, template: str | None, special_tokens: dict[str, str], where: str) -> Self:
+        if sorted(settings.noul_options) != sorted(_SIDES):
+            raise ModelError(f"{where}: noul_options must order true and false.")
+        if not all(0 < value < math.inf for value in settings.temperature.values()):
+            raise ModelError(f"{where}: a temperature must be a number above 0.")
+        source = settings.chat_template if template is None else template
+        common: dict[str, Any] = {
+            "labels": {kind: settings.labels[kind] for kind in _KINDS if settings.labels.get(kind)},
+            "temperature": settings.temperature,
+            "noul_options": settings.noul_options,
+            "sanitizes": settings.sanitize_control_tokens,
+        }
+        if source is not None:
+            return cls(ChatTemplate(source, special_tokens), in_chat=False, **common)
+        from transformers.decision.template_utils import DECISION_PROMPT  # slow to import
+
+        return cls(ChatTemplate(DECISION_PROMPT), in_chat=True, **common)
