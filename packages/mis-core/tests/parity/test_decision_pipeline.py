@@ -13,7 +13,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, pipeline
 from mis_core import Engine
 from mis_core.config import EngineConfig
 from mis_core.errors import ModelError, RequestError
+from mis_core.tasks.decide.asked_question import AskedQuestion
+from mis_core.tasks.decide.system_one.task import parse_system_one
+from mis_core.tasks.limits import Limits
 from mis_core.tokenization import Tokenizer
+from mis_core.tokenization.chat_template import ChatTemplate
 from mis_testing import tiny_checkpoint
 from mis_testing.options import SMALL_ENGINE
 
@@ -186,3 +190,42 @@ def test_more_options_than_labels_are_refused(tmp_path: Path) -> None:
         assert refused.value.code == "too_few_label_tokens"
         other = engine.decide("a", many | {"so": QUESTIONS["so"]}, x_on_error="item")
         assert list(other.answers) == ["so"]
+
+
+LAST = "{{ question.name ~ ' ' }}{% for each in question.options %}{{ each ~ ' ' }}{% endfor %}{{ state }}?"
+TWICE = "{{ state }} {{ question.name }} {{ state }}: "
+BY_LENGTH = "{{ 'long ' if state|length > 99 else 'short ' }}{{ state }} {{ question.name }}: "
+
+
+@pytest.mark.parametrize(
+    ("template", "rendered"), [(TEMPLATE, 3), (LAST, 3), (TWICE, 30 + 1), (BY_LENGTH, 30 + 1)], ids=["t", "l", "w", "b"]
+)
+def test_a_long_state_is_rendered_for_each_kind_of_question_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, rendered: int
+) -> None:
+    path = with_files(tiny_checkpoint(tmp_path / "model", "qwen3", vocab_size=2048), template, None)
+    tokenizer = Tokenizer.of(EngineConfig(model=str(path)))
+    state = "A long state. " * 500
+    questions = {f"{name} {number}": QUESTIONS[name] for number in range(10) for name in ("so", "which", "how")}
+    sizes: list[int] = []
+    render = ChatTemplate.render
+
+    def counted(own: ChatTemplate, *arguments: Any, **variables: Any) -> str:
+        sizes.append(len(variables["state"]))
+        return render(own, *arguments, **variables)
+
+    monkeypatch.setattr(ChatTemplate, "render", counted)
+    limits = Limits(context_length=1 << 20, vocab_size=2048)
+    parsed = parse_system_one({"state": state, "questions": questions}, tokenizer, limits)
+    assert sum(size == len(state) for size in sizes) == rendered
+    (request,) = parsed.requests
+    for row, asked in enumerate(parsed.asked.questions):
+        assert isinstance(asked, AskedQuestion)
+        begin, end = request.item_starts[row : row + 2]
+        ids = np.concatenate([request.query[: request.context_lens[row]], request.item_tokens[begin:end]])
+        (alone,) = parse_system_one(
+            {"state": state, "questions": {str(asked.question.name): questions[str(asked.question.name)]}},
+            tokenizer,
+            limits,
+        ).requests
+        np.testing.assert_array_equal(ids, np.concatenate([alone.query[: alone.context_lens[0]], alone.item_tokens]))

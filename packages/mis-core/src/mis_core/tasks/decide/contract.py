@@ -24,6 +24,7 @@ from mis_core.tokenization.plain_spans import MARK, SPLIT, parts_at_marks
 _KINDS = {"predicate": "noul", "choice": "choice", "score": "score"}
 _LETTERS = tuple(string.ascii_uppercase)
 _WORDS = ("Yes", "No")
+_PROBE = "\u2047state\u2047"
 
 
 class ContractStyle:
@@ -68,23 +69,51 @@ class ContractStyle:
 
     def prompts(self, asked: Sequence[AskedQuestion], max_characters: int) -> tuple[str, list[str]]:
         """Return the prompts; see `Style`."""
-        count = sum(len(each.orders) for each in asked)
-        if self._size * count > max_characters:
+        each_once = [(question, order) for question in asked for order in question.orders]
+        probes = [self._prompt(*each, _PROBE) for each in each_once]
+        written = self._written_state(each_once, probes)
+        if written is not None:
+            shared, rests = _split(probes)
+            if _PROBE not in shared:
+                self._check_repeated(len(written), len(rests), max_characters)
+            return shared.replace(_PROBE, written), [rest.replace(_PROBE, written) for rest in rests]
+        self._check_repeated(self._size, len(each_once), max_characters)
+        return _split([self._prompt(*each, self._state) for each in each_once])
+
+    def _written_state(
+        self, each_once: Sequence[tuple[AskedQuestion, Sequence[int]]], probes: Sequence[str]
+    ) -> str | None:
+        """Return what prompts have where the probe stands in place of the state, without rendering it for each of them.
+
+        It is rendered for one question of each kind. None if that is not the whole difference.
+        """
+        firsts = {question.question.kind: row for row, (question, _) in reversed([*enumerate(each_once)])}
+        found = set()
+        for row in firsts.values():
+            before, *after = probes[row].split(_PROBE)
+            whole = self._prompt(*each_once[row], self._state)
+            if len(after) != 1 or not (whole.startswith(before) and whole.endswith(after[0])):
+                return None
+            if len(before) + len(after[0]) > len(whole):
+                return None
+            found.add(whole[len(before) : len(whole) - len(after[0])])
+        others_have_one = all(probe.count(_PROBE) == 1 for probe in probes)
+        return found.pop() if len(found) == 1 and others_have_one else None
+
+    def _check_repeated(self, size: int, count: int, most: int) -> None:
+        if size * count > most:
             message = (
-                f"{count} questions repeat the {self._field} in this model's prompts: {self._size * count} characters; "
-                f"at most {max_characters} are allowed. Ask fewer questions at a time."
+                f"{count} questions repeat the {self._field} in this model's prompts: {size * count} characters; at "
+                f"most {most} are allowed. Ask fewer questions at a time."
             )
             raise RequestError("too_many_tokens", message, "questions")
-        prompts = [self._prompt(each, order) for each in asked for order in each.orders]
-        shared = os.path.commonprefix(prompts)  # noqa: RUF071 - of characters
-        shared = shared[: min(len(shared), min(map(len, prompts)) - 1)]
-        return shared, [prompt[len(shared) :] for prompt in prompts]
 
-    def _prompt(self, asked: AskedQuestion, order: Sequence[int]) -> str:
-        """Return a prompt up to where the answer is read."""
+    def _prompt(self, asked: AskedQuestion, order: Sequence[int], state: Content) -> str:
+        """Return a prompt about a state up to where the answer is read."""
         described = _described(asked, order)
-        self._tokenizer.meter.count(self._size + len(str(described)))
-        variables: dict[str, Any] = {"state": self._state, "question": described}
+        size = len(_PROBE) if state is _PROBE else self._size
+        self._tokenizer.meter.count(size + len(str(described)))
+        variables: dict[str, Any] = {"state": state, "question": described}
         try:
             if self._contract.in_chat:
                 text = self._contract.template.render([], add_generation_prompt=False, **variables)
@@ -128,6 +157,13 @@ class ContractStyle:
         return [
             (text, int(token)) if single else None for text, token, single in zip(texts, last, is_label, strict=True)
         ]
+
+
+def _split(prompts: Sequence[str]) -> tuple[str, list[str]]:
+    """Return what prompts begin with, short of the shortest by a character, and what follows of each."""
+    shared = os.path.commonprefix(prompts)  # noqa: RUF071 - of characters
+    shared = shared[: min(len(shared), min(map(len, prompts)) - 1)]
+    return shared, [prompt[len(shared) :] for prompt in prompts]
 
 
 def _described(asked: AskedQuestion, order: Sequence[int]) -> dict[str, Any]:
