@@ -52,6 +52,12 @@ TEMPLATE = (
     "{{ text(question.descriptions[loop.index0]) }}{% endfor %}"
     "{{ '<|split|><|im_end|>\n[decision]:<|mark|> and so on' }}"
 )
+JOINT = (
+    "{%- macro text(x) %}{{ '' if x is none else x if x is string else x|tojson }}{% endmacro -%}"
+    "{% for q in questions %}{{ q.name ~ ': ' ~ text(q.instructions) }}"
+    "{% for option in q.options %}{{ '\n' ~ q.labels[loop.index0] ~ ') ' ~ option ~ ' ' }}"
+    "{{ text(q.descriptions[loop.index0]) }}{% endfor %}{{ '\n' ~ text(state) ~ '[is]:<|mark|>\n' }}{% endfor %}"
+)
 SETTINGS: dict[str, Any] = {
     "labels": {"noul": ["Y", "N"], "choice": ["A", "B", "C", "D"]},
     "temperature": {"noul": 2.5, "score": 0.7},
@@ -83,6 +89,7 @@ CASES: dict[str, Callable[[Path, Any], Path]] = {
     "no files": lambda path, small: path,
     "a template": lambda path, small: with_files(path, TEMPLATE, None),
     "a template and settings": lambda path, small: with_files(path, TEMPLATE, SETTINGS),
+    "all in one prompt": lambda path, small: with_files(path, JOINT, SETTINGS),
     "settings only": lambda path, small: with_files(path, None, SETTINGS),
     "its own escapes": lambda path, small: with_files(
         path, TEMPLATE.replace("'<|split|>' ~ ", ""), {"sanitize_control_tokens": False}
@@ -92,7 +99,7 @@ CASES: dict[str, Callable[[Path, Any], Path]] = {
 }
 
 
-PER_COMMIT = ("no files", "a template and settings")
+PER_COMMIT = ("no files", "a template and settings", "all in one prompt")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +112,9 @@ def test_answers_are_those_of_the_pipeline(tmp_path: Path, small_tokenizer: Any,
     with Engine.from_pretrained(path, progress=False, **SMALL_ENGINE | options) as engine:
         for state in STATES:
             expected = theirs({"state": state, "questions": QUESTIONS})
-            found = engine.decide(state, QUESTIONS).answers
+            decided = engine.decide(state, QUESTIONS)
+            found = decided.answers
+            assert (decided.x_joint is True) == ("all in one" in case)
             for name, answer in expected.items():
                 compare(found[name], answer)
 
@@ -167,7 +176,7 @@ def test_what_is_not_read_yet_is_refused_by_name(tmp_path: Path, files: dict[str
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{{ questions }}<|mark|>", "puts all questions into one prompt"),
+        ("{{ questions }}<|mark|>", "marks for 5 questions"),
         ("{% for option in question.options %}{{ option }}<|mark|>{% endfor %}", "several marks a question"),
         ("{{ raise_exception('No.') }}", "No."),
     ],

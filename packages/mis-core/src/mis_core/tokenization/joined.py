@@ -217,10 +217,10 @@ class Joiner:
         last = last_piece(query)
         head, tail = query[:last], query[last:]
         _check_characters(tail, items, max_characters, fields[1])
-        before = self._marked(head) if head else []
-        alone = self._marked(tail, follows=bool(head))
+        before = self.marked(head) if head else []
+        alone = self.marked(tail, follows=bool(head))
         check_query(len(before) + len(alone), context_length, fields[1])
-        rows = [self._marked(tail + item, follows=bool(head)) for item in items]
+        rows = [self.marked(tail + item, follows=bool(head)) for item in items]
         lens = np.array([len(row) for row in rows], np.int64)
         if not lens.all():
             message = f"{fields[1]}[{int(lens.argmin())}] has no tokens behind the last control token before it."
@@ -229,7 +229,16 @@ class Joiner:
         joined = cut_segments(np.array(alone, np.int32), tokens, lens, head_len=0)
         return joined.framed(np.array(before, np.int32), np.empty(0, np.int32))
 
-    def _marked(self, text: str, *, follows: bool = False) -> list[int]:
+    def marked(self, text: str, *, follows: bool = False) -> list[int]:
+        """Return the ids of a text that may have marked spans.
+
+        Args:
+            text: The text.
+            follows: Whether something is tokenised apart before it.
+
+        Raises:
+            RequestError: `tokenizer_failed`.
+        """
         try:
             return self._spans.encode(text, self._encoder.ids, follows=follows)
         except ValueError as error:

@@ -1,6 +1,7 @@
 """The model's tokenizer: texts to ids, and queries with their items to segments."""
 
 import copy
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -246,6 +247,23 @@ class Tokenizer:
         )
         self.vocabulary.sort_out(tokens, lens, field)
         return tokens, lens
+
+    def encode_parts(
+        self, parts: Sequence[str], *, field: str = "text"
+    ) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " texts"]]:
+        """Return the ids of parts of a text that are tokenised apart, and may have marked spans.
+
+        Args:
+            parts: The parts, at least one.
+            field: What the text is called in the request.
+
+        Raises:
+            RequestError: `token_id_exceeds_vocab`, or the text cannot be tokenised.
+        """
+        rows = [self._joiner.marked(part, follows=number > 0) for number, part in enumerate(parts)]
+        tokens = np.fromiter(itertools.chain.from_iterable(rows), np.int32)
+        self.vocabulary.check(tokens, field)
+        return tokens, np.array([len(row) for row in rows], np.int64)
 
     def starts(self, text: str, add_special_tokens: bool = True) -> Int32[np.ndarray, " tokens"]:
         """Return how many characters of a text come before each of the tokens that `encode` returns.

@@ -26,6 +26,7 @@ async def system_one(request: Request) -> Response:
         answers=result.answers,
         usage=result.usage,
         x_abstained=result.x_abstained,
+        x_joint=result.x_joint,
         x_errors=result.x_errors,
     )
     values = sum(each.label_ids.size for each in answered.parsed.requests)

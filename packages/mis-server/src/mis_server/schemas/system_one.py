@@ -39,6 +39,7 @@ class SystemOneReply:
     answers: dict[str, SystemOneAnswer]
     usage: SystemOneUsage
     x_abstained: tuple[str, ...] | Absent = field(default_factory=absent)
+    x_joint: bool | Absent = field(default_factory=absent)
     x_errors: dict[str, FailedQuestion] | Absent = field(default_factory=absent)
 
 

@@ -40,10 +40,12 @@ class Asked:
         requests: One request, whose items are those of the first question that is asked, then those of the next;
             nothing if none is.
         questions: All questions in their order.
+        is_joint: Whether answers depend on the other questions.
     """
 
     requests: tuple[ScoreRequest, ...]
     questions: tuple[AskedQuestion | ItemError, ...]
+    is_joint: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,7 +127,8 @@ def ask(
         labels = TokenRows.nested("questions", [each.labels[1] for each in kept for _ in each.orders])
         requests = (ScoreRequest(*joined, label_matrix(labels), cache_salt=subject.cache_salt),)
     refused = {error.index: error for error in errors.errors}
-    return Asked(requests, tuple(refused.get(index) or asked[index] for index in range(len(given))))
+    each = tuple(refused.get(index) or asked[index] for index in range(len(given)))
+    return Asked(requests, each, style.is_joint)
 
 
 def judge(asked: Asked, outputs: tuple[EngineOutput, ...]) -> list[Judged | ItemError]:
@@ -206,6 +209,8 @@ def _join(
     if not kept:
         return NOTHING
     most, most_tokens = limits.max_text_characters, limits.context_length
+    if style.is_joint:
+        return style.joined(kept, most_tokens)
     shared, rests = style.prompts(kept, most)
     check_characters(most, **{field: [shared], "questions": rests})
     starts = offsets(np.array([len(each.orders) for each in kept]))[:-1]

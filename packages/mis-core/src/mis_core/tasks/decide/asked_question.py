@@ -8,6 +8,7 @@ from mis_core.config import ChoiceOrder
 from mis_core.tasks.decide.codes import Codes, Labels
 from mis_core.tasks.decide.prompts import Prompter
 from mis_core.tasks.decide.questions import Question
+from mis_core.tokenization import Joined
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +36,13 @@ class AskedQuestion:
 
 @runtime_checkable
 class Style(Protocol):
-    """How the questions of a request become prompts."""
+    """How the questions of a request become prompts.
+
+    Attributes:
+        is_joint: Whether all questions stand in one prompt, so that answers depend on the other questions.
+    """
+
+    is_joint: bool
 
     def ask(self, question: Question, choice_order: ChoiceOrder, path: str) -> AskedQuestion:
         """Return a question with its labels.
@@ -60,9 +67,22 @@ class Style(Protocol):
             RequestError: a template refuses a prompt, or they are too long.
         """
 
+    def joined(self, asked: Sequence[AskedQuestion], context_length: int) -> Joined:
+        """Return the tokens of the one prompt of all questions, where it `is_joint`.
+
+        Args:
+            asked: Questions, at least one.
+            context_length: Most tokens of the prompt.
+
+        Raises:
+            RequestError: as `prompts`.
+        """
+
 
 class OwnStyle:
-    """Our own prompt: `Question.text` as the last message of a conversation."""
+    """Our own prompt: `Question.text` as the last message of a conversation. See `Style`."""
+
+    is_joint = False
 
     def __init__(self, prompter: Prompter, codes: Codes) -> None:
         self._prompter = prompter
@@ -75,3 +95,7 @@ class OwnStyle:
     def prompts(self, asked: Sequence[AskedQuestion], max_characters: int) -> tuple[str, list[str]]:
         """Return the prompts; see `Style`."""
         return self._prompter.prompts([text for each in asked for text in each.texts], max_characters)
+
+    def joined(self, asked: Sequence[AskedQuestion], context_length: int) -> Joined:
+        """Questions are asked apart."""
+        raise NotImplementedError

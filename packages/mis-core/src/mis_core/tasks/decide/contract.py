@@ -5,7 +5,7 @@ Source: `prepare_inputs` and `label_token_ids` of `transformers.decision` 5.24, 
 
 import os
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -17,18 +17,23 @@ from mis_core.tasks.decide.asked_question import AskedQuestion
 from mis_core.tasks.decide.codes import CODES, Labels
 from mis_core.tasks.decide.content import Content
 from mis_core.tasks.decide.questions import Question
-from mis_core.tokenization import Tokenizer
+from mis_core.tokenization import Joined, Tokenizer
 from mis_core.tokenization.decision_contract import DecisionContract
 from mis_core.tokenization.plain_spans import MARK, SPLIT, parts_at_marks
 
 _KINDS = {"predicate": "noul", "choice": "choice", "score": "score"}
 _LETTERS = tuple(string.ascii_uppercase)
 _WORDS = ("Yes", "No")
+_EMPTY = {"role": "user", "content": ""}
 _PROBE = "\u2047state\u2047"
 
 
 class ContractStyle:
-    """Asks as a `DecisionContract` says. See `Style`."""
+    """Asks as a `DecisionContract` says. See `Style`.
+
+    Attributes:
+        is_joint: Whether all questions stand in one prompt, which is read at a mark for each.
+    """
 
     def __init__(
         self, tokenizer: Tokenizer, contract: DecisionContract, state: Content, field: str, vocab_size: int
@@ -50,9 +55,7 @@ class ContractStyle:
         if outer is None:
             message = "This model has no chat template, which the prompt of transformers needs."
             raise RequestError("task_not_supported", message, "model")
-        if not contract.in_chat and contract.template.reads("questions"):
-            message = "This model's decision template puts all questions into one prompt, which is not read yet."
-            raise RequestError("task_not_supported", message, "model")
+        self.is_joint = not contract.in_chat and contract.template.reads("questions")
         self._outer = outer
         self._mark = tokenizer.spans.marker(outer.source, (MARK, SPLIT)) if contract.sanitizes else _without_sentinels
         self._state = state if contract.in_chat and contract.sanitizes else self._mark(state)
@@ -64,8 +67,48 @@ class ContractStyle:
         orders = question.orders(choice_order)
         if kind == "noul":
             orders = [[("true", "false").index(side) for side in self._contract.noul_options]]
+        if self.is_joint and len(orders) > 1:
+            message = (
+                f"{path}: this model reads all questions in one prompt, so options are read in one order; choose given "
+                "or sorted."
+            )
+            raise RequestError("unsupported_parameter", message, "questions")
         labels = self._labels(kind, len(orders[0]), path)
         return AskedQuestion(question, orders, labels, self._contract.temperature.get(kind, 1.0))
+
+    def joined(self, asked: Sequence[AskedQuestion], context_length: int) -> Joined:
+        """Return the one prompt of all questions.
+
+        Each is a segment of the token before its mark, which sees all that is before.
+
+        Args:
+            asked: Questions, at least one.
+            context_length: Most tokens of the prompt.
+
+        Raises:
+            RequestError: the template refuses them, they are too long, or a text has a token that the model lacks.
+        """
+        described = [_described(each, each.orders[0]) for each in asked]
+        self._tokenizer.meter.count(self._size + len(str(described)))
+        variables = {"state": self._state, "questions": self._mark(described), "question": self._mark(described[0])}
+        prompt = self._rendered(lambda: self._outer.render([_EMPTY], enable_thinking=False, **variables))
+        *parts, _ = parts_at_marks(prompt)
+        if len(parts) != len(asked):
+            message = f"This model's decision template has {len(parts)} marks for {len(asked)} questions; each has one."
+            raise RequestError("task_not_supported", message, "model")
+        tokens, lens = self._tokenizer.encode_parts(parts, field=self._field)
+        ends = np.cumsum(lens)
+        if len(tokens) > context_length:
+            message = f"The prompt of all questions has {len(tokens)} tokens; the context holds {context_length}."
+            raise RequestError("context_length_exceeded", message, "questions")
+        before = (ends - 1).astype(np.int32)
+        return Joined(tokens, tokens[before], np.arange(len(asked) + 1, dtype=np.int32), before)
+
+    def _rendered(self, render: Callable[[], str]) -> str:
+        try:
+            return render()
+        except RequestError as error:
+            raise RequestError(f"invalid_{self._field}", error.message, self._field) from None
 
     def prompts(self, asked: Sequence[AskedQuestion], max_characters: int) -> tuple[str, list[str]]:
         """Return the prompts; see `Style`."""
@@ -113,19 +156,16 @@ class ContractStyle:
         described = _described(asked, order)
         size = len(_PROBE) if state is _PROBE else self._size
         self._tokenizer.meter.count(size + len(str(described)))
-        variables: dict[str, Any] = {"state": state, "question": described}
-        try:
-            if self._contract.in_chat:
-                text = self._contract.template.render([], add_generation_prompt=False, **variables)
-                text = self._mark(text) if self._contract.sanitizes else text
-                prompt = self._outer.render([{"role": "user", "content": text}], enable_thinking=False)
-            else:
-                variables["question"] = self._mark(described)
-                message = {"role": "user", "content": ""}
-                prompt = self._outer.render([message], enable_thinking=False, **variables)
-        except RequestError as error:
-            raise RequestError(f"invalid_{self._field}", error.message, self._field) from None
-        before, *others = parts_at_marks(prompt)
+
+        def render() -> str:
+            if not self._contract.in_chat:
+                variables: dict[str, Any] = {"state": state, "question": self._mark(described)}
+                return self._outer.render([_EMPTY], enable_thinking=False, **variables)
+            text = self._contract.template.render([], add_generation_prompt=False, state=state, question=described)
+            text = self._mark(text) if self._contract.sanitizes else text
+            return self._outer.render([{"role": "user", "content": text}], enable_thinking=False)
+
+        before, *others = parts_at_marks(self._rendered(render))
         if len(others) > 1:
             message = "This model's decision template has several marks a question, which are not read yet."
             raise RequestError("task_not_supported", message, "model")

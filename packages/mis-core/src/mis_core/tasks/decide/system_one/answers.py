@@ -113,12 +113,15 @@ class SystemOneResult:
         answers: Of all questions, but for those in `x_errors`.
         usage: Token counts.
         x_abstained: Ids of answers below the confidence that was asked for; absent where none was.
+        x_joint: True where the model reads all questions in one prompt, so that answers depend on the others; otherwise
+            absent.
         x_errors: Questions that cannot be answered, with `x_on_error` `item`; absent where there are none.
     """
 
     answers: dict[str, SystemOneAnswer]
     usage: SystemOneUsage
     x_abstained: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    x_joint: bool | msgspec.UnsetType = msgspec.UNSET
     x_errors: dict[str, FailedQuestion] | msgspec.UnsetType = msgspec.UNSET
 
 

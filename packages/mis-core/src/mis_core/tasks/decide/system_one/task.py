@@ -104,6 +104,7 @@ def finish_system_one(parsed: ParsedSystemOne, outputs: tuple[EngineOutput, ...]
         answers=answers,
         usage=SystemOneUsage(tokens, sum(output.cached_tokens for output in outputs)),
         x_abstained=tuple(abstained) if may_abstain else msgspec.UNSET,
+        x_joint=parsed.asked.is_joint or msgspec.UNSET,
         x_errors=failed or msgspec.UNSET,
     )
 
