@@ -2,8 +2,10 @@
 
 import asyncio
 import dataclasses
+import itertools
 import pickle
 import socket
+import string
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +27,7 @@ from mis_core.requests import EngineOutput, GenerateRequest, NewToken, ScoreRequ
 from mis_core.tokenization import Tokenizer
 from mis_server.serving import uvicorn_config
 from mis_server.settings import ServerConfig
+from mis_testing import tiny_checkpoint
 from served_app import served_app
 
 
@@ -150,6 +153,18 @@ def tokenizer(checkpoint: Path) -> Tokenizer:
 @pytest.fixture
 def pretended() -> PretendedEngine:
     return PretendedEngine()
+
+
+@pytest.fixture(scope="session")
+def with_codes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose vocabulary has a code for each of 255 options, and a context that holds them."""
+    from transformers import AutoTokenizer  # slow to import
+
+    path = tiny_checkpoint(tmp_path_factory.mktemp("codes"), "qwen3", vocab_size=2048, max_position_embeddings=16384)
+    tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    tokenizer.add_tokens(["".join(pair) for pair in itertools.product(string.ascii_uppercase, repeat=2)])
+    tokenizer.save_pretrained(path)
+    return path
 
 
 class TokenizersInThreads:

@@ -1,31 +1,16 @@
 """jevcompat, the conformance suite of System One's servers, unchanged, against a real server; `nox -s system_one`."""
 
-import itertools
 import os
-import string
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
-from mis_testing import tiny_checkpoint
 from mis_testing.server import running_server
 
 JEVCOMPAT = os.environ.get("JEVCOMPAT", "")
 
 pytestmark = pytest.mark.skipif(not JEVCOMPAT, reason="needs jevcompat, which nox -s system_one installs")
-
-
-@pytest.fixture(scope="module")
-def with_codes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint whose vocabulary has a code for each of 255 options, and a context that holds them."""
-    path = tiny_checkpoint(tmp_path_factory.mktemp("codes"), "qwen3", vocab_size=2048, max_position_embeddings=16384)
-    tokenizer: Any = AutoTokenizer.from_pretrained(path)
-    tokenizer.add_tokens(["".join(pair) for pair in itertools.product(string.ascii_uppercase, repeat=2)])
-    tokenizer.save_pretrained(path)
-    return path
 
 
 @pytest.mark.parametrize("key", [None, "a-key"], ids=["without a key", "with a key"])
