@@ -140,6 +140,27 @@ def test_questions_of_every_kind_are_answered(server: RunningServer, open_page: 
     assert watched.complaints == []
 
 
+def test_system_one_answers_the_same_questions(server: RunningServer, open_page: Open) -> None:
+    questions = "Is it late?\nWhat is it? | a parcel | a letter\nHow angry? < calm < cross"
+    state = {"input": "Where is my parcel?", "questions": questions, "systemone.x_abstain_below": "1"}
+    watched = open_page(address(server, task="systemone", **state), width=390)
+    page = watched.page
+    with page.expect_response("**/v1/systemone") as answered:
+        send(page)
+    noul, choice, score = answered.value.json()["answers"].values()
+    expect(page.locator(".outcomes .title")).to_have_text(["Is it late?", "What is it?", "How angry?"])
+    expect(page.locator(".outcomes .name")).to_have_text(["yes", "a parcel", "a letter", "calm", "cross"])
+    probabilities = [noul["noul"], *choice["probabilities"].values(), *score["probabilities"].values()]
+    expect(page.locator(".outcomes .value")).to_have_text(list(map(percent, probabilities)))
+    said = f"expected level {score['score']:.2f} · confidence {score['confidence']:.2f} · abstained"
+    expect(page.locator(".outcomes .facts").last).to_contain_text(said)
+    assert watched.overflow <= 0
+    assert watched.complaints == []
+    page.fill("[name=questions]", "Which? | alone")
+    send(page)
+    expect(page.locator("#error")).to_contain_text('422 invalid_questions: questions["q1"].criteria has 1 members')
+
+
 def test_everything_can_be_done_with_the_keyboard(server: RunningServer, open_page: Open) -> None:
     page = open_page(address(server, query="word " * 400)).page
     keyboard = page.keyboard
@@ -158,7 +179,7 @@ def test_everything_can_be_done_with_the_keyboard(server: RunningServer, open_pa
     keyboard.press("ArrowLeft")
     expect(page.locator("#tab-chat")).to_have_attribute("aria-selected", "true")
     keyboard.press("ArrowLeft")
-    expect(page.locator("#tab-decide")).to_have_attribute("aria-selected", "true")
+    expect(page.locator("#tab-systemone")).to_have_attribute("aria-selected", "true")
     keyboard.press("End")
     keyboard.press("ArrowRight")
     expect(page.locator("#tab-score")).to_be_focused()

@@ -63,7 +63,13 @@ async function ask(route, options) {
 
 async function refusalOf(response) {
   const reply = await response.json().catch(() => ({}));
-  return new Refusal(response.status, reply.error, response.headers.get("retry-after"));
+  return new Refusal(response.status, reply.error ?? detailOf(reply.detail), response.headers.get("retry-after"));
+}
+
+/** What is wrong, as System One says it. */
+function detailOf(detail) {
+  const [fault] = Array.isArray(detail) ? detail : [detail];
+  return fault && { code: fault.type ?? fault.code, message: fault.msg ?? fault.message, param: fault.loc?.[1] };
 }
 
 function reach(route, options) {

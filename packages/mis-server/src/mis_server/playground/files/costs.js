@@ -15,7 +15,8 @@ const milliseconds = (value) => `${value < 10 ? value.toFixed(1) : value.toFixed
 /** Show the usage that a reply has, its stages by name, and how long it took here. */
 export function showCosts(into, usage, stages, elapsed, written = 0) {
   const prompt = usage.prompt_tokens ?? usage.input_tokens;
-  const { cached_tokens: cached } = usage.prompt_tokens_details ?? usage.input_tokens_details;
+  const details = usage.prompt_tokens_details ?? usage.input_tokens_details;
+  const cached = details?.cached_tokens ?? usage.x_cached_tokens;
   const named = Object.entries(STAGES).filter(([name]) => name in stages);
   const total = named.reduce((sum, [name]) => sum + stages[name], 0);
   into.replaceChildren(

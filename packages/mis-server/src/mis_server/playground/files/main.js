@@ -65,7 +65,7 @@ async function showModel() {
   try {
     const { data: [model] } = await get("v1/models");
     byId("model").textContent = model.id;
-    for (const tab of byId("tabs").children) tab.classList.toggle("is-missing", !model.tasks.includes(tab.dataset.task));
+    for (const tab of byId("tabs").children) tab.classList.toggle("is-missing", !model.tasks.includes(tab.dataset.needs ?? tab.dataset.task));
   } catch (error) {
     byId("model").textContent = error.status === 401 ? "This server wants an API key." : "";
   }

@@ -62,6 +62,34 @@ const decide = {
   })),
 };
 
+const systemone = {
+  route: "v1/systemone",
+  request: (state) => ({ state: state.input, questions: byIds(lines(state.questions).map(question)) }),
+  order: () => "as they were asked",
+  outcomes: (state, reply) => lines(state.questions).map(question).map(({ instructions: title }, place) => {
+    const id = idOf(place);
+    const answer = reply.answers[id];
+    if (!answer) return { title, bars: [], note: reply.x_errors?.[id]?.message ?? "" };
+    const { type, noul, probabilities = { yes: noul }, legend = {}, score, confidence, x_label_mass: mass } = answer;
+    const bars = Object.entries(probabilities).map(([name, probability]) => ({ name: legend[name] ?? name, probability }));
+    const notes = [
+      type === "score" && `expected level ${score.toFixed(2)}`,
+      confidence !== undefined && `confidence ${confidence.toFixed(2)}`,
+      reply.x_abstained?.includes(id) && "abstained",
+    ];
+    return { title, bars, mass, note: notes.filter(Boolean).join(" · ") };
+  }),
+};
+
+const idOf = (place) => `q${place + 1}`;
+
+/** Questions as System One has them. */
+const byIds = (questions) => Object.fromEntries(questions.map(({ type, instructions, choices, levels }, place) => {
+  if (type === "predicate") return [idOf(place), { type: "noul", instructions }];
+  if (type === "score") return [idOf(place), { type, instructions, criteria: levels.map(({ label }) => label) }];
+  return [idOf(place), { type, instructions, criteria: Object.fromEntries(choices.map(({ value }) => [value, null])) }];
+}));
+
 const chat = {
   route: "v1/chat/completions",
   request: (state) => ({
@@ -74,7 +102,7 @@ const chat = {
   reserved: ["n"], // one answer is shown
 };
 
-export const TASKS = { score, rerank, decide, chat };
+export const TASKS = { score, rerank, decide, systemone, chat };
 
 /** The fields that the page itself sends or keeps away. */
 export function ownFields(task, state) {
