@@ -52,27 +52,22 @@ class ScoreFields(QuestionFields, frozen=True, kw_only=True, tag_field="type", t
     ]
 
 
-class SystemOneBody(Body, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """Fields of `POST /v1/systemone`; others are ignored."""
+Questions = Annotated[
+    dict[str, Any],
+    Meta(min_length=1),
+    about(
+        "What to answer, each by an id that the model does not see. Each is answered independently.",
+        noun="an object with a question for each id",
+        each=NoulFields | ChoiceFields | ScoreFields,
+        empty="empty_questions",
+    ),
+]
+"""The type of the field `questions`."""
 
-    state: Annotated[
-        Any,
-        about(
-            "What the questions are about. An object or a list is read as compact JSON.",
-            noun="a text, an object or a list",
-            schemas=(str, dict[str, Any], list[Any]),
-        ),
-    ]
-    questions: Annotated[
-        dict[str, Any],
-        Meta(min_length=1),
-        about(
-            "What to answer, each by an id that the model does not see. Each is answered independently.",
-            noun="an object with a question for each id",
-            each=NoulFields | ChoiceFields | ScoreFields,
-            empty="empty_questions",
-        ),
-    ]
+
+class SystemOneOptions(Body, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """How questions are asked, whatever they are about; other fields are ignored."""
+
     model: ModelName = None
     assets: Annotated[
         dict[str, Any] | None,
@@ -88,3 +83,17 @@ class SystemOneBody(Body, frozen=True, kw_only=True, forbid_unknown_fields=False
             "confidence of a noul is twice the distance of its probability from one half."
         ),
     ] = None
+
+
+class SystemOneBody(SystemOneOptions, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """Fields of `POST /v1/systemone`."""
+
+    state: Annotated[
+        Any,
+        about(
+            "What the questions are about. An object or a list is read as compact JSON.",
+            noun="a text, an object or a list",
+            schemas=(str, dict[str, Any], list[Any]),
+        ),
+    ]
+    questions: Questions
