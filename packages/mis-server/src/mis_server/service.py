@@ -30,6 +30,9 @@ from mis_server.telemetry.metrics import Metrics, TokenClock
 
 _STATISTICS_S = 2.0
 
+UNBUFFERED = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+"""Headers of streams: nginx, and proxies that follow it, would hold parts back until a buffer is full."""
+
 Result = TypeVar("Result")
 TextType = TypeVar("TextType", bound=ParsedText)
 DrawnType = TypeVar("DrawnType", bound=TextResult)
@@ -69,10 +72,18 @@ class HttpService:
         """
         self.model.check(task)
         async with self.admitted(request) as (body, permit):
-            began = time.perf_counter()
-            answered = await self.model.answer(task, body, lambda parsed: permit.allocate(_prompt_tokens(parsed)))
-            self.metrics.answered(task.name, answered, time.perf_counter() - began)
-            return answered
+            return await self.answer(task, body, permit)
+
+    async def answer(self, task: Task[ParsedType, Result], body: bytes, permit: Permit) -> Answered[ParsedType, Result]:
+        """Answer a body of the given task that has a permit, and count it.
+
+        Raises:
+            RequestError, EngineUnavailable: as `handle`.
+        """
+        began = time.perf_counter()
+        answered = await self.model.answer(task, body, lambda parsed: permit.allocate(_prompt_tokens(parsed)))
+        self.metrics.answered(task.name, answered, time.perf_counter() - began)
+        return answered
 
     async def generate(
         self, task: Task[TextType, DrawnType], request: Request
@@ -124,7 +135,14 @@ class HttpService:
 
     @contextlib.asynccontextmanager
     async def admitted(self, request: Request) -> AsyncIterator[tuple[bytes, Permit]]:
-        """Read the body of an HTTP request and give it with a permit; what is done inside has until the deadline.
+        """As `arrived`, with a permit; raises the same."""
+        async with self.arrived(request) as body:
+            with self.admission.permit() as permit:
+                yield body, permit
+
+    @contextlib.asynccontextmanager
+    async def arrived(self, request: Request) -> AsyncIterator[bytes]:
+        """Read the body of an HTTP request and give it; what is done inside has until the deadline.
 
         Raises:
             RequestError: `invalid_request_timeout`, `unsupported_media_type`, `request_timeout`, `queue_full`, or
@@ -138,8 +156,7 @@ class HttpService:
                 with self.admission.body():
                     body = await read_json_body(request, room)
                 body_arrived()
-                with self.admission.permit() as permit:
-                    yield body, permit
+                yield body
 
     @property
     def requests_waiting(self) -> int:
@@ -198,9 +215,7 @@ def event_reply(request: Request, events: AsyncGenerator[Any], answered: Answere
                 return
         yield b"data: [DONE]\n\n"
 
-    # nginx, and proxies that follow it, would hold events back until a buffer is full.
-    headers = _timing(answered) | {"cache-control": "no-cache", "x-accel-buffering": "no"}
-    return StreamingResponse(lines(), headers=headers, media_type="text/event-stream")
+    return StreamingResponse(lines(), headers=_timing(answered) | UNBUFFERED, media_type="text/event-stream")
 
 
 def _prompt_tokens(parsed: Parsed) -> int:
