@@ -1,6 +1,7 @@
 """Answers that are generated in a task of their own: who stops reading ends it, whenever that is."""
 
 import asyncio
+import contextlib
 import gc
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,8 @@ from mis_core.requests import NewToken
 from mis_core.tasks.text.choices import GenerateChunk, GeneratedChoice, GeneratedChoices
 from mis_core.tasks.text.sampling import Stops
 from mis_server.generation import GenerationStream
-from mis_server.model import some_at_a_time
+from mis_server.model import in_order, some_at_a_time
+from mis_server.streams import LineStream
 
 NONE = np.zeros(0, np.int32)
 ANY: Any = None
@@ -99,6 +101,84 @@ def test_one_that_fails_ends_the_others() -> None:
     with pytest.raises(EngineUnavailable):
         asyncio.run(some_at_a_time(work, range(100)))
     assert sorted(ended) == list(range(16))
+
+
+def test_results_come_in_order_and_no_further_item_is_begun_than_is_read() -> None:
+    begun, ended = 0, 0
+
+    async def work(number: int) -> int:
+        nonlocal begun, ended
+        begun += 1
+        try:
+            await asyncio.sleep(0.002 * (number * 7 % 5))
+            return -number
+        finally:
+            ended += 1
+
+    async def read() -> list[int]:
+        found = []
+        async with contextlib.aclosing(in_order(work, range(1_000_000), 8)) as results:
+            async for each in results:
+                found.append(each)
+                await asyncio.sleep(0.01 if len(found) % 10 == 0 else 0)
+                assert begun <= len(found) + 7
+                if len(found) == 100:
+                    break
+        return found
+
+    assert asyncio.run(read()) == [-number for number in range(100)]
+    assert begun == ended == 107
+
+
+def test_a_result_comes_as_soon_as_those_before_it_are_there() -> None:
+    async def work(number: int) -> int:
+        await asyncio.sleep(60 if number == 3 else 0)
+        return number
+
+    async def read() -> list[int]:
+        results = in_order(work, range(5))
+        async with contextlib.aclosing(results):
+            return [await asyncio.wait_for(anext(results), 30) for _ in range(3)]
+
+    assert asyncio.run(read()) == [0, 1, 2]
+
+
+def test_one_that_fails_ends_those_after_it() -> None:
+    ended = []
+
+    async def work(number: int) -> int:
+        try:
+            await asyncio.sleep(0 if number == 2 else 60 if number > 2 else 0.01)
+            return number // (number - 2)
+        finally:
+            ended.append(number)
+
+    async def read() -> list[int]:
+        return [each async for each in in_order(work, range(100), 4)]
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(read())
+    assert {0, 1, 2, 3} <= {*ended} <= {*range(6)}  # the last two may have been cancelled before they ran
+
+
+def test_no_further_line_is_made_ready_before_the_last_is_read() -> None:
+    async def write(stream: LineStream) -> None:
+        stream.open()
+        for number in range(10):
+            await stream.room()
+            stream.put(b"%d" % number)
+
+    async def read() -> list[bytes]:
+        stream = await LineStream.start(write)
+        found = []
+        async with stream:
+            async for line in stream:
+                await asyncio.sleep(0.001)
+                assert stream._chunks.qsize() <= 2  # the next line, and the end
+                found.append(line)
+        return found
+
+    assert asyncio.run(read()) == [b"%d" % number for number in range(10)]
 
 
 def test_an_answer_that_has_ended_is_handed_over_and_not_kept(tokenizer: Any) -> None:

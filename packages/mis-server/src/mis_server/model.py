@@ -6,7 +6,8 @@
 import asyncio
 import contextlib
 import marshal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -226,3 +227,25 @@ async def some_at_a_time(work: Callable[[Item], Awaitable[Result]], items: Itera
             each.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
     return [results[index] for index in range(len(results))]
+
+
+async def in_order(
+    work: Callable[[Item], Awaitable[Result]], items: Iterable[Item], most: int = AT_A_TIME
+) -> AsyncGenerator[Result]:
+    """Yield what work returns for each item, in order and as soon as it is there; close it by `contextlib.aclosing`.
+
+    At most so many are begun whose results have not been asked for, so whoever reads slowly holds up the work. If one
+    fails, or the caller is cancelled or closes this, the others end.
+    """
+    begun: deque[asyncio.Future[Result]] = deque()
+    try:
+        for item in items:
+            if len(begun) == most:
+                yield await begun.popleft()
+            begun.append(asyncio.ensure_future(work(item)))
+        while begun:
+            yield await begun.popleft()
+    finally:
+        for each in begun:
+            each.cancel()
+        await asyncio.gather(*begun, return_exceptions=True)

@@ -85,3 +85,9 @@ class ReplyStream(Generic[Chunk]):
             self._chunks.put_nowait(error)
         elif error is not None:
             self._begun.set_exception(error)
+
+
+class LineStream(ReplyStream[bytes]):
+    """A reply of lines, each of which may be large: no further one is made ready before the last is read."""
+
+    AHEAD = 1

@@ -1,12 +1,13 @@
 """What may wait is counted, and those who may not are told when to come back."""
 
+import asyncio
 import contextlib
 
 import pytest
 
 from mis_core.errors import RequestError
 from mis_server.edge import admission
-from mis_server.edge.admission import Admission
+from mis_server.edge.admission import Admission, Permit, Siblings
 
 pytestmark = pytest.mark.quick
 
@@ -135,3 +136,74 @@ def test_a_burst_of_answers_is_no_rate(now: list[float]) -> None:
     with queue.permit() as permit:
         permit.allocate(100_000)
         assert queue.retry_after_s() >= 10
+
+
+class Sibling:
+    """Requests of one body, each of so many tokens, which last until the event is set."""
+
+    def __init__(self, queue: Admission, tokens: int) -> None:
+        self.siblings = Siblings(queue)
+        self.tokens = tokens
+        self.attempts = self.most = 0
+        self.queue = queue
+
+    async def work(self, permit: Permit) -> str:
+        self.attempts += 1
+        await asyncio.sleep(0)  # where its texts are tokenised
+        permit.allocate(self.tokens)
+        self.most = max(self.most, self.queue.tokens)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return "answered"
+
+    async def all(self, count: int) -> list[str]:
+        each = [self.siblings.admit(self.work) for _ in range(count)]
+        said = await asyncio.wait_for(asyncio.gather(*each, return_exceptions=True), 60)
+        assert all(isinstance(one, str) or (isinstance(one, RequestError) and one.code == "queue_full") for one in said)
+        return [one if isinstance(one, str) else "refused" for one in said]
+
+
+@pytest.mark.parametrize(("requests", "tokens"), [(1, 1), (3, 1), (100, 40), (100, 5000)])
+def test_siblings_are_all_answered_where_nobody_else_is(requests: int, tokens: int) -> None:
+    queue = Admission(max_requests=requests, max_tokens=100, max_sequences=10)
+    sibling = Sibling(queue, tokens)
+    assert asyncio.run(sibling.all(16)) == ["answered"] * 16
+    assert sibling.most <= max(100, tokens)
+    assert sibling.attempts <= 2 * 16  # each waits for another to end, and only one tries again then
+    assert (queue.requests, queue.tokens) == (0, 0)
+
+
+def test_siblings_are_refused_where_others_leave_no_room() -> None:
+    queue = Admission(max_requests=100, max_tokens=100, max_sequences=10)
+    with queue.permit() as other:
+        other.allocate(50)
+        assert asyncio.run(Sibling(queue, 30).all(16)) == ["refused"] * 16
+        assert asyncio.run(Sibling(queue, 25).all(16)) == ["answered"] * 16  # one after the other
+    full = Admission(max_requests=1, max_tokens=100, max_sequences=10)
+    with full.permit():
+        assert asyncio.run(Sibling(full, 1).all(16)) == ["refused"] * 16
+
+
+def test_a_sibling_that_fails_or_is_cancelled_lets_the_next_one_try() -> None:
+    queue = Admission(max_requests=1, max_tokens=100, max_sequences=10)
+    siblings = Siblings(queue)
+
+    async def fail(permit: Permit) -> None:
+        await asyncio.sleep(0)
+        raise ZeroDivisionError
+
+    async def hang(permit: Permit) -> None:
+        await asyncio.sleep(60)
+
+    async def run() -> list[type]:
+        first = asyncio.create_task(siblings.admit(hang))
+        others = [asyncio.create_task(siblings.admit(fail)) for _ in range(3)]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        others[0].cancel()
+        first.cancel()
+        said = await asyncio.wait_for(asyncio.gather(first, *others, return_exceptions=True), 60)
+        return [type(each) for each in said]
+
+    assert asyncio.run(run()) == [asyncio.CancelledError, asyncio.CancelledError, ZeroDivisionError, ZeroDivisionError]
+    assert queue.requests == 0

@@ -8,8 +8,10 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
@@ -23,6 +25,8 @@ TIMEOUT_HEADER = "x-request-timeout"
 _LONGEST_WAIT_S = 60  # the longest wait that every version of the openai client obeys
 _BODIES = 4  # bodies that may be arriving, for each request that may be under way
 _MEMORY_S = 30.0  # how far the estimate of tokens per second looks back
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +149,52 @@ class Admission:
         keep = math.exp(-elapsed / _MEMORY_S)
         self._rate = keep * self._rate + (1 - keep) * tokens / elapsed
         self._last_answer = now
+
+
+class Siblings:
+    """Admits the requests that one body makes, each by itself; one that finds no room waits for its siblings to end.
+
+    So only what others ask can keep one out, and a body that is alone is answered whatever the limits.
+    """
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._under_way = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def admit(self, work: Callable[[Permit], Awaitable[Result]]) -> Result:
+        """Do work with a permit; do it again if there was no room for it and a sibling has ended since.
+
+        Raises:
+            RequestError: `queue_full`, when no sibling is under way; or what the work raises.
+        """
+        try:
+            while True:
+                try:
+                    return await self._attempt(work)
+                except RequestError as error:
+                    if error.code != "queue_full" or not self._under_way:
+                        raise
+                self._waiting.append(asyncio.get_running_loop().create_future())
+                await self._waiting[-1]
+        finally:
+            self._wake()
+
+    async def _attempt(self, work: Callable[[Permit], Awaitable[Result]]) -> Result:
+        with self._admission.permit() as permit:
+            self._under_way += 1
+            try:
+                return await work(permit)
+            finally:
+                self._under_way -= 1
+
+    def _wake(self) -> None:
+        """Let the one that has waited longest try again: only one, for each attempt may tokenise long texts."""
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if not waiting.done():  # else it was cancelled
+                waiting.set_result(None)
+                return
 
 
 @contextlib.asynccontextmanager
