@@ -28,6 +28,7 @@ from mis_core.tasks.text.chat import CHAT
 from mis_core.tasks.text.completion import COMPLETE
 from mis_core.tokenization import Tokenizer
 from mis_server.settings import ServerConfig
+from mis_server.tokenizers.batch import read_batch
 from mis_server.tokenizers.tokens import detokenize, tokenize
 from route_bodies import BODIES, SAME, SHOWING
 from served_app import served_app
@@ -170,6 +171,7 @@ PARSE: dict[str, Callable[[dict[str, Any], Tokenizer], object]] = {
     "/v1/completions": parse(COMPLETE),
     "/v1/decisions": parse(DECIDE),
     "/v1/systemone": parse(SYSTEM_ONE),
+    "/v1/systemone/batch": lambda fields, tokenizer: read_batch(msgspec.json.encode(fields), 100, tokenizer),
     "/v1/chat/completions": parse(CHAT),
     "/tokenize": lambda fields, tokenizer: tokenize(msgspec.json.encode(fields), ("m",), 100, 100, tokenizer),
     "/detokenize": lambda fields, tokenizer: detokenize(msgspec.json.encode(fields), ("m",), 100, 100, None, tokenizer),

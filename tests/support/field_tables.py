@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mis_core.tasks.classify import ClassifyBody
 from mis_core.tasks.decide.body import DecisionBody
-from mis_core.tasks.decide.system_one.body import SystemOneBody
+from mis_core.tasks.decide.system_one.body import SystemOneBatchBody, SystemOneBody
 from mis_core.tasks.fields.body import Body
 from mis_core.tasks.fields.described import rows_of
 from mis_core.tasks.rerank.body import RerankBody
@@ -25,6 +25,7 @@ DECLARED: dict[str, type[Body]] = {
     "/v1/rerank": RerankBody,
     "/v1/decisions": DecisionBody,
     "/v1/systemone": SystemOneBody,
+    "/v1/systemone/batch": SystemOneBatchBody,
     "/v1/classify": ClassifyBody,
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,

@@ -15,6 +15,7 @@ from mis_core.process.client import EngineFault
 from mis_core.tasks.fields.described import without_effect
 from mis_core.tasks.text.bodies import ChatBody
 from mis_server.errors import ERRORS
+from mis_server.schemas.system_one import PATHS
 
 Body = Callable[..., dict[str, Any]]
 Connect = Callable[..., httpx.Client]
@@ -66,6 +67,13 @@ def system_one_error(code: str, **changes: Any) -> Cause:
     body = {"state": "A cat.", "questions": {"q": {"type": "noul", "instructions": "Is it wet?"}}} | changes
     content = json.dumps({name: value for name, value in body.items() if value is not GONE})
     return Cause(code, param=next(iter(changes)), path="/v1/systemone", content=content.encode())
+
+
+def batch_error(code: str, **changes: Any) -> Cause:
+    """What is wrong with all of a body of `/v1/systemone/batch`; `GONE` leaves a field out."""
+    body = {"states": ["A cat."], "questions": {"q": {"type": "noul", "instructions": "Is it wet?"}}} | changes
+    content = json.dumps({name: value for name, value in body.items() if value is not GONE})
+    return Cause(code, param=next(iter(changes)), path="/v1/systemone/batch", content=content.encode())
 
 
 IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "a"}]}]
@@ -267,6 +275,10 @@ CAUSES = [
     task_error("too_many_tokens", "/v1/completions", "prompt", options={"max_text_characters": 9}),
     task_error("too_many_tokens", "/v1/classify", "input", options={"max_text_characters": 9}),
     system_one_error("missing_state", state=GONE),
+    batch_error("missing_states", states=GONE),
+    batch_error("empty_states", states=[]),
+    batch_error("invalid_states", states="A cat."),
+    batch_error("too_many_items", states=["a"] * 20_001),
     system_one_error("invalid_state", state=5),
     system_one_error("empty_questions", questions={}),
     system_one_error("invalid_x_on_error", x_on_error="skip"),
@@ -403,7 +415,7 @@ def test_a_cause_gets_its_code(
     content = json.dumps(body).encode() if cause.content is None else cause.content
     headers = {"content-type": "application/json"} | cause.headers
     reply = http.request(cause.method, cause.path, content=content, headers=headers)
-    if cause.path == "/v1/systemone":
+    if cause.path in PATHS:
         (fault,) = reply.json()["detail"]
         assert (reply.status_code, fault["type"], fault["loc"]) == (422, cause.code, ["body", cause.param])
         assert 0 < len(fault["msg"]) <= 500

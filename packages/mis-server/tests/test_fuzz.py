@@ -126,6 +126,7 @@ def try_out(cases: st.SearchStrategy[Any], examples: int) -> None:
         assert response.headers["x-request-id"]
         # What is wrong with an item may then be its own error in a reply of 200.
         by_item = isinstance(case.body, dict) and "item" in (case.body.get("on_error"), case.body.get("x_on_error"))
+        by_item |= case.path == "/v1/systemone/batch"
         case.validate_response(response, excluded_checks=[*UNDECIDED, *[negative_data_rejection] * by_item])
 
     with contextlib.suppress(Unsatisfiable):  # a GET without parameters cannot be wrong
@@ -232,6 +233,9 @@ def check(app: Any, route: str, body: dict[str, Any], check_score_reply: Check) 
     response = post(app, route, json.dumps(body).encode("utf-8", "surrogatepass"))  # NaN and lone surrogates included
     if response.status_code == 200 and response.headers["content-type"].startswith("text/event-stream"):
         assert response.text.endswith("data: [DONE]\n\n")
+    elif response.status_code == 200 and response.headers["content-type"] == "application/x-ndjson":
+        lines = [json.loads(line) for line in response.text.removesuffix("\n").split("\n")]
+        REPLIES[route](body, {"lines": lines})
     elif response.status_code == 200:
         if route == "/v1/score":
             check_score_reply(response.content)
@@ -266,6 +270,16 @@ def check_ids(body: dict[str, Any], reply: Reply) -> None:
     assert reply["answers"].keys() | reply.get("x_errors", {}).keys() == body["questions"].keys()
 
 
+def check_lines(body: dict[str, Any], reply: Reply) -> None:
+    assert len(reply["lines"]) == len(body["states"])
+    for line in reply["lines"]:
+        if "error" in line:
+            assert {*line, *line["error"]} == {"error", "code", "message"}
+            assert ERRORS[line["error"]["code"]][0] in CONTRACT_ERRORS
+        else:
+            check_ids(body, line)
+
+
 def check_choices(body: dict[str, Any], reply: Reply) -> None:
     assert len(reply["choices"]) == prompts(body.get("prompt", "")) * (body.get("n") or 1)
 
@@ -289,6 +303,7 @@ REPLIES: dict[str, Callable[[dict[str, Any], Reply], None]] = {
     "/v1/rerank": check_order,
     "/v1/decisions": check_answers,
     "/v1/systemone": check_ids,
+    "/v1/systemone/batch": check_lines,
     "/v1/classify": check_labels,
     "/v1/completions": check_choices,
     "/v1/chat/completions": check_choices,

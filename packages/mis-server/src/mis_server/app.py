@@ -30,6 +30,7 @@ from mis_server.routes import (
     rerank,
     score,
     system_one,
+    system_one_batch,
     tokens,
 )
 from mis_server.routes.playground import router_of
@@ -74,6 +75,7 @@ def create_app(model: Model, settings: ServerConfig) -> FastAPI:
         rerank,
         decisions,
         system_one,
+        system_one_batch,
         classify,
         chat,
         completions,

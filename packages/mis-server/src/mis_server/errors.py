@@ -8,6 +8,7 @@ import logging
 import traceback
 from http import HTTPStatus
 
+import msgspec
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -76,6 +77,9 @@ ERRORS: dict[str, tuple[int, str]] = {
     "invalid_request_id": (400, _INVALID),
     "missing_state": (400, _MISSING),
     "invalid_state": (400, _INVALID),
+    "missing_states": (400, _MISSING),
+    "empty_states": (400, _VALUE),
+    "invalid_states": (400, _INVALID),
     "invalid_x_on_error": (400, _VALUE),
     "invalid_x_choice_order": (400, _VALUE),
     "invalid_x_cache_salt_type": (400, _INVALID),
@@ -253,6 +257,12 @@ def error_body(request: Request, error: Exception) -> bytes:
         reply = internal_error()
     forget_frames(error)
     return bytes(reply.body)
+
+
+def error_line(request: Request, error: Exception) -> bytes:
+    """Return the line of a state that failed in a batch of System One; logs as `error_body`."""
+    said = ErrorReply.model_validate_json(error_body(request, error)).error
+    return msgspec.json.encode(system_one.FailedState.of(said.code, said.message)) + b"\n"
 
 
 def forget_frames(error: BaseException) -> None:

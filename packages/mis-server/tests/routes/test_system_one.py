@@ -11,7 +11,7 @@ import pytest
 from mis_core import Engine
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.process.wire import Ready
-from mis_server.schemas.system_one import PATHS
+from mis_server.schemas.system_one import ONE_STATE_PATHS
 from mis_testing.server import RunningServer
 
 Connect = Callable[..., httpx.Client]
@@ -28,7 +28,7 @@ def roomy(pretended: Any) -> None:
     pretended.info = Ready(vocab_size=1024, context_length=4096, created=1_763_712_000)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ONE_STATE_PATHS)
 def test_a_reply_has_the_fields_of_the_protocol(http: httpx.Client, path: str) -> None:
     reply = http.post(path, json=BODY)
     assert reply.status_code == 200, reply.text

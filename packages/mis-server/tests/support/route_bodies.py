@@ -23,6 +23,7 @@ SYSTEM_ONE: Body = {
         "s": {"type": "score", "criteria": [TEXT, "cross"]},
     },
 }
+SYSTEM_ONE_BATCH: Body = {"states": [{"text": TEXT}, [TEXT], TEXT], "questions": SYSTEM_ONE["questions"]}
 COMPLETION: Body = {"prompt": [TEXT, TEXT], "max_tokens": 2}
 CHAT: Body = {"messages": [{"role": "user", "content": TEXT}], "labels": [LABEL, "no"], "max_tokens": 2}
 CLASSIFY: Body = {"input": [TEXT, TEXT]}
@@ -38,6 +39,7 @@ BODIES: dict[str, Body] = {
     "/v1/systemone": SYSTEM_ONE,
     "/api/v1/systemone": SYSTEM_ONE,
     "/api/alpha/decisions": SYSTEM_ONE,
+    "/v1/systemone/batch": SYSTEM_ONE_BATCH,
     "/v1/completions": COMPLETION,
     "/completions": COMPLETION,
     "/v1/chat/completions": CHAT,

@@ -11,8 +11,13 @@ from pydantic import BaseModel, ConfigDict
 from mis_core.tasks.decide.system_one.answers import FailedQuestion, SystemOneAnswer, SystemOneUsage
 from mis_server.schemas.score import Absent, absent
 
-PATHS = ("/v1/systemone", "/api/v1/systemone", "/api/alpha/decisions")
+ONE_STATE_PATHS = ("/v1/systemone", "/api/v1/systemone", "/api/alpha/decisions")
 """TypeSafe's route, and the two of OpenRouter."""
+
+BATCH_PATH = "/v1/systemone/batch"
+
+PATHS = (*ONE_STATE_PATHS, BATCH_PATH)
+"""All routes whose errors have the form of System One."""
 
 EXAMPLE: dict[str, Any] = {
     "model": "jev-latest",
@@ -28,6 +33,20 @@ EXAMPLE: dict[str, Any] = {
     },
 }
 
+BATCH_EXAMPLE: dict[str, Any] = {
+    "model": "jev-latest",
+    "states": [EXAMPLE["state"], {"subject": "Where is it?", "body": "I have waited for a week."}],
+    "questions": EXAMPLE["questions"],
+}
+LINES_TYPE = "application/x-ndjson"
+LINES: dict[int | str, Any] = {
+    200: {
+        "description": "A line for each state, in their order: the reply to a request of its own, or its `error`.",
+        "content": {LINES_TYPE: {"schema": {"type": "string"}}},
+    }
+}
+"""What FastAPI's `responses` needs for a batch."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemOneReply:
@@ -41,6 +60,18 @@ class SystemOneReply:
     x_abstained: tuple[str, ...] | Absent = field(default_factory=absent)
     x_joint: bool | Absent = field(default_factory=absent)
     x_errors: dict[str, FailedQuestion] | Absent = field(default_factory=absent)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedState:
+    """The line of a state that has no answers."""
+
+    error: FailedQuestion
+
+    @classmethod
+    def of(cls, code: str, message: str) -> "FailedState":
+        """Return the line for an error code."""
+        return cls(FailedQuestion(code, message))
 
 
 class BodyFault(BaseModel):

@@ -232,7 +232,7 @@ def _load(tokenizer: Tokenizer) -> None:
     from mis_core.tasks.rerank import task as rerank  # noqa: F401
     from mis_core.tasks.text import chat  # noqa: F401
     from mis_core.tasks.text import completion as complete  # noqa: F401
-    from mis_server.tokenizers import decoding, tokens  # noqa: F401
+    from mis_server.tokenizers import batch, decoding, tokens  # noqa: F401
 
 
 def _pickled(message: Any) -> bytes:

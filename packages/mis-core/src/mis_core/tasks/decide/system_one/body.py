@@ -97,3 +97,19 @@ class SystemOneBody(SystemOneOptions, frozen=True, kw_only=True, forbid_unknown_
         ),
     ]
     questions: Questions
+
+
+class SystemOneBatchBody(SystemOneOptions, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """Fields of `POST /v1/systemone/batch`. Each state may be wrong by itself: it is read as a request of its own."""
+
+    states: Annotated[
+        list[Any],
+        Meta(min_length=1),
+        about(
+            "What the questions are about, each answered by itself. An object or a list is read as compact JSON.",
+            noun="a list of texts, objects or lists",
+            each=(str, dict[str, Any], list[Any]),
+            empty="empty_states",
+        ),
+    ]
+    questions: Questions
