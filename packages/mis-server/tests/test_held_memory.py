@@ -54,6 +54,8 @@ BODIES: dict[str, str] = {
     "/v1/chat/completions": '{"messages": [{"role": "user", "content": "a"}], "max_tokens": 3',
     "/tokenize": '{"prompt": "a"',
 }
+BATCH = "/v1/systemone/batch"
+BATCHES = {BATCH: '{"states": ["a", 5, "b"], "questions": {"n": {"type": "noul", "instructions": "Is it?"}}'}
 COMPUTED = [
     pytest.param(path, marks=[] if path in ("/v1/score", "/v1/chat/completions") else pytest.mark.full)
     for path in BODIES
@@ -65,7 +67,7 @@ def post(http: httpx.Client, path: str, more: str = "", **headers: str) -> int:
     """Send a body whose spaces are many, in parts, as clients keep what they send; return the status."""
     part = b" " * 65_536
     parts = itertools.chain(
-        [BODIES[path].encode(), more.encode()], itertools.repeat(part, 1 + LARGE // len(part)), [b"}"]
+        [(BODIES | BATCHES)[path].encode(), more.encode()], itertools.repeat(part, 1 + LARGE // len(part)), [b"}"]
     )
     return http.post(path, content=parts, headers={"content-type": "application/json"} | headers).status_code
 
@@ -77,6 +79,12 @@ def test_an_answered_or_refused_request_holds_nothing(http: httpx.Client, bodies
     bodies.assert_freed()
 
 
+def test_an_answered_or_refused_batch_holds_nothing(http: httpx.Client, bodies: Bodies) -> None:
+    assert post(http, BATCH) == 200
+    assert post(http, BATCH, ', "assets": {}') == 422
+    bodies.assert_freed()
+
+
 @pytest.mark.parametrize("path", COMPUTED)
 def test_a_failed_request_holds_nothing(http: httpx.Client, bodies: Bodies, pretended: Any, path: str) -> None:
     pretended.error, pretended.faulty_at = EngineFault("f"), 1
@@ -84,10 +92,16 @@ def test_a_failed_request_holds_nothing(http: httpx.Client, bodies: Bodies, pret
     bodies.assert_freed()
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", BATCH])
 def test_a_stream_that_fails_holds_nothing(http: httpx.Client, bodies: Bodies, pretended: Any, path: str) -> None:
     pretended.error, pretended.faulty_at = EngineFault("f"), 1
     assert post(http, path, ', "stream": true') == 200
+    bodies.assert_freed()
+
+
+def test_a_late_batch_holds_nothing(http: httpx.Client, bodies: Bodies, pretended: Any) -> None:
+    pretended.hangs = True
+    assert post(http, BATCH, **{"x-request-timeout": "1"}) == 200
     bodies.assert_freed()
 
 
@@ -100,13 +114,17 @@ def test_a_late_request_holds_nothing(http: httpx.Client, bodies: Bodies, preten
 
 @pytest.mark.parametrize(
     ("path", "more"),
-    [*(pytest.param(*each.values, "", marks=each.marks) for each in COMPUTED), ("/v1/completions", ', "stream": true')],
+    [
+        *(pytest.param(*each.values, "", marks=each.marks) for each in COMPUTED),
+        ("/v1/completions", ', "stream": true'),
+        (BATCH, ""),
+    ],
 )
 def test_a_request_whose_client_leaves_holds_nothing(
     http: httpx.Client, bodies: Bodies, pretended: Any, path: str, more: str
 ) -> None:
     pretended.hangs, pretended.faulty_at = True, 1
-    body = (BODIES[path] + more).encode() + b" " * LARGE + b"}"
+    body = ((BODIES | BATCHES)[path] + more).encode() + b" " * LARGE + b"}"
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     with socket.create_connection((http.base_url.host, http.base_url.port or 80), timeout=60) as connection:
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode())
