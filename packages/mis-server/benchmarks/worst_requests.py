@@ -20,7 +20,9 @@ def worst_requests(small: bool, head: bool) -> list[tuple[str, bytes]]:
     scale = 8 if small else 1
     worst = Worst(scale, random.Random(0))
     bodies = [*worst.scores(), *worst.reranks(), *worst.texts()]
-    bodies += worst.classifications() if head else [*worst.chats(), *worst.decisions(), *worst.completions()]
+    bodies += worst.classifications() if head else [
+        *worst.chats(), *worst.decisions(), *worst.system_one(), *worst.completions()
+    ]  # fmt: skip
     return [(path, json.dumps(body, ensure_ascii=False).encode()) for path, body in bodies]
 
 
@@ -126,6 +128,22 @@ class Worst:
             {"input": "-" * 65_000, "questions": [asked] * 400},
         ]
         return [("/v1/decisions", body) for body in bodies]
+
+    def system_one(self) -> Bodies:
+        """Bodies of `/v1/systemone`, by all its names, and of many states."""
+        scale, letters = self._scale, self._letters
+        asked = {str(number): {"type": "noul", "instructions": letters[:500]} for number in range(400 // scale)}
+        choices = {f"{number} {letters[number : number + 20]}": None for number in range(80)}
+        rotated = {str(number): {"type": "choice", "criteria": choices} for number in range(400 // scale)}
+        one = {"state": letters[:3000], "questions": asked}
+        return [
+            *((path, one) for path in ("/v1/systemone", "/api/v1/systemone", "/api/alpha/decisions")),
+            ("/v1/systemone", {"state": "a", "questions": rotated, "x_choice_order": "independent"}),
+            ("/v1/systemone", {"state": letters, "questions": asked}),
+            ("/v1/systemone/batch", {"states": [letters[:3000]] * (160 // scale), "questions": {"0": asked["0"]}}),
+            ("/v1/systemone/batch", {"states": ["a"] * (160 // scale), "questions": asked}),
+            ("/v1/systemone/batch", {"states": self._words(2000), "questions": {"0": asked["0"]}}),
+        ]
 
     def completions(self) -> Bodies:
         """Bodies of `/v1/completions`."""
