@@ -240,6 +240,18 @@ def test_a_client_that_leaves_frees_its_work(http: httpx.Client, pretended: Any)
     wait_until(lambda: nothing_is_under_way(http))
 
 
+@pytest.mark.parametrize(("padding", "at_a_time"), [(10, 16), (600_000, 3), (3_000_000, 1)])
+def test_fewer_states_are_under_way_where_their_questions_are_large(
+    http: httpx.Client, pretended: Any, padding: int, at_a_time: int
+) -> None:
+    pretended.hangs = True
+    questions = {"n": NOUL | {"x_note": "a" * padding}}
+    with http.stream("POST", PATH, json={"states": ["A cat."] * 20, "questions": questions}):
+        wait_until(lambda: len(pretended.requests) == at_a_time)
+        time.sleep(0.3)
+        assert len(pretended.requests) == at_a_time
+
+
 def test_a_client_that_does_not_read_holds_up_the_work_and_gets_every_line_when_it_does(
     http: httpx.Client, pretended: Any
 ) -> None:
@@ -339,6 +351,7 @@ def test_a_line_has_the_bits_of_a_request_of_its_own(server: RunningServer) -> N
     states = [*STATES, *(f"{number} cats and {number % 7} dogs. " * (1 + number % 9) for number in range(40)), 7]
     with httpx.Client(base_url=server.base_url, trust_env=False, timeout=240) as http:
         lines = send(http, states=states)
+        assert send(http, states=states[-9:], padding="a" * 200_000)[-1] == lines[-1]  # as a large body is read
         own = own_replies(http, states=states)
     assert codes(lines) == [None] * 45 + ["invalid_state"]
     for line, alone in zip(lines, own, strict=True):
