@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from mis_core.config import EngineConfig
+from mis_server.schemas.system_one import PATHS
 from mis_server.settings import ServerConfig
 from route_bodies import BODIES, SHOWING, TEXT, WITHOUT_TEXT, Body, paths, serves
 from served_app import served_app
@@ -43,7 +44,20 @@ def draws(size: int) -> int:
     return min(size, 128)
 
 
+def by_ids(size: int, **question: Any) -> Body:
+    return {"questions": {str(each): {"type": "noul", "instructions": TEXT} | question for each in range(size)}}
+
+
+def named(size: int) -> dict[str, None]:
+    return dict.fromkeys(map(str, range(max(min(size, 21), 2))))
+
+
+SYSTEM_ONE: list[Callable[[int], Body]] = [by_ids, lambda size: by_ids(1, type="choice", criteria=named(size))]
+
 FAN_OUTS: dict[str, list[Callable[[int], Body]]] = {
+    "/api/alpha/decisions": SYSTEM_ONE,
+    "*systemone": SYSTEM_ONE,
+    "*systemone/batch": [*SYSTEM_ONE, lambda size: {"states": texts(size)}],
     "*score": [lambda size: {"items": texts(size), "labels": ["yes"]}, lambda size: {"labels": ["yes"] * size}],
     "*rerank": [lambda size: {"documents": texts(size)}],
     "*decisions": [
@@ -95,6 +109,11 @@ def under_way(http: httpx.Client) -> set[str]:
     return {line for line in lines if line.startswith(("mis_num_tokens_under_way ", "mis_num_sequences_under_way "))}
 
 
+def refusal(reply: httpx.Response) -> tuple[int, str]:
+    said = reply.json()
+    return reply.status_code, said["error"]["code"] if "error" in said else said["detail"][0]["type"]
+
+
 IDLE = {"mis_num_tokens_under_way 0.0", "mis_num_sequences_under_way 0.0"}
 CASES = [(path, number) for path in BODIES for number in range(len(fan_outs_of(path)))]
 
@@ -103,24 +122,27 @@ CASES = [(path, number) for path in BODIES for number in range(len(fan_outs_of(p
 def test_what_a_request_multiplies_to_is_bounded(limited: Callable[..., Any], path: str, number: int) -> None:
     http, pretended = limited()
     pretended.info = msgspec.structs.replace(pretended.info, **serves(path))
-    statuses: set[int] = set()
+    is_batch = path.endswith("/batch")
+    answered: set[bool] = set()
     for size in SIZES:
         pretended.requests, pretended.sequences = [], []
         reply = http.post(path, json=BODIES[path] | fan_outs_of(path)[number](size))
-        statuses.add(reply.status_code)
+        answered.add(reply.status_code == 200)
         if reply.status_code != 200:
-            assert (reply.status_code, reply.json()["error"]["code"]) in {(400, code) for code in CODES}, size
+            assert refusal(reply) in {(422 if path in PATHS else 400, code) for code in CODES}, size
             assert not pretended.requests
             assert not pretended.sequences
             continue
         drawn = sum(each.num_items for each in pretended.requests if each.sampling is not None)
         assert len(pretended.sequences) <= SEQUENCES
         assert drawn <= (ITEMS if drawn == len(pretended.requests) else SEQUENCES)
-        assert sum(each.num_items for each in pretended.requests) <= ITEMS
-        assert sum(each.prompt_tokens for each in pretended.requests) <= TOKENS
+        assert len(pretended.requests) <= ITEMS
+        for each in [[one] for one in pretended.requests] if is_batch else [pretended.requests]:
+            assert sum(one.num_items for one in each) <= ITEMS
+            assert sum(one.prompt_tokens for one in each) <= TOKENS
         assert max((each.label_ids.shape[1] for each in pretended.requests), default=0) <= LABELS
-        assert len(reply.json().get("choices", ())) <= ITEMS
-    assert statuses == {200, 400}, "the sizes are on both sides of a limit"
+        assert is_batch or len(reply.json().get("choices", ())) <= ITEMS
+    assert answered == {True, False}, "the sizes are on both sides of a limit"
     assert under_way(http) == IDLE
 
 
