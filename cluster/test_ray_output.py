@@ -10,9 +10,10 @@ from click.testing import CliRunner
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
 from mis_server.cli import main
-from mis_server.offline.asked import OfflineQuery, decisive
+from mis_server.offline.asked import decisive
 from mis_server.offline.folder import JobFolder, everywhere, file_system
 from mis_server.offline.places import Place, check_apart
+from mis_server.offline.query import OfflineQuery
 from mis_server.ray.actor import for_actors
 from mis_server.ray.job import JobFiles, check_output
 from mis_server.ray.parts import sources

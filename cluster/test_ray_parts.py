@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
-from mis_server.offline import rows as rows_module
-from mis_server.offline import text
-from mis_server.offline.asked import OfflineQuery
+from mis_server.offline import asked, text
 from mis_server.offline.folder import file_system
-from mis_server.offline.rows import InputRow, read_line
+from mis_server.offline.query import OfflineQuery
+from mis_server.offline.rows import InputRow
 from mis_server.offline.text import zstd
 from mis_server.ray import actor, parts
 from mis_server.ray.parts import digest, plan, read_rows, sources
@@ -30,13 +29,14 @@ in_any_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixt
 
 def rows_of(path: Path, part_bytes: int) -> list[list[InputRow]]:
     fs, pattern = file_system(str(path))
-    return [read_rows(fs, part, None) for part in plan(fs, sources(fs, pattern), part_bytes).parts]
+    query = OfflineQuery()
+    return [read_rows(fs, part, query) for part in plan(fs, sources(fs, pattern), part_bytes, query).parts]
 
 
 def lines_of(path: Path) -> list[InputRow]:
     """Rows as one process reads them."""
     with path.open("rb") as file:
-        return [read_line(line, None) for line in text.Lines(file, str(path), "items")]
+        return [OfflineQuery().read_line(line) for line in text.Lines(file, str(path), "items")]
 
 
 LINE = st.binary(max_size=60).map(lambda line: line.replace(b"\n", b""))
@@ -83,7 +83,7 @@ def test_a_compressed_file_is_one_part(
 
 
 def test_a_line_that_is_too_long_is_an_error_of_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (text, rows_module):
+    for module in (text, asked):
         monkeypatch.setattr(module, "MAX_LINE_BYTES", 100)
     monkeypatch.setattr(parts, "_TAIL_BYTES", 7)
     file, fits = tmp_path / "some.jsonl", "missing_query"
@@ -164,15 +164,15 @@ def test_a_change_in_the_middle_of_a_file_is_seen(tmp_path: Path) -> None:
     file.write_bytes(b'"a line of it"\n' * 10_000)
     fs, pattern = file_system(str(file))
     found = sources(fs, pattern)
-    before, planned = digest(fs, found), plan(fs, found, 50_000).parts
+    before, planned = digest(fs, found), plan(fs, found, 50_000, OfflineQuery()).parts
     assert digest(fs, sources(fs, pattern)) == before
-    assert len(read_rows(fs, planned[1], None)) > 3000
+    assert len(read_rows(fs, planned[1], OfflineQuery())) > 3000
     with file.open("rb+") as writing:
         writing.seek(70_003)
         writing.write(b"X")
     assert digest(fs, sources(fs, pattern)) != before
     with pytest.raises(ConfigError, match=r"some\.jsonl changed while it was scored"):
-        read_rows(fs, planned[1], None)
+        read_rows(fs, planned[1], OfflineQuery())
 
 
 def test_a_file_that_is_not_parquet_is_said(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_rows_of_a_query_are_asked_for_together(monkeypatch: pytest.MonkeyPatch)
         async def score(self, rows: list[InputRow]) -> None:
             batches.append([row.items[0] for row in rows])
             for row in rows:
-                row.scores = [[float(row.items[0])]]
+                row.answer = [[float(row.items[0])]]
 
     @contextlib.asynccontextmanager
     async def running(*_: Any) -> AsyncIterator[Scorer]:
@@ -199,4 +199,4 @@ def test_rows_of_a_query_are_asked_for_together(monkeypatch: pytest.MonkeyPatch)
     rows = [InputRow(query, [str(i)]) for i, query in enumerate(queries)]
     asyncio.run(actor.Host(OfflineQuery(labels=("yes",)), EngineConfig(model="m")).score(rows))
     assert batches == [["0", "3"], ["1", "4"], ["2"], ["5"]]
-    assert [row.scores for row in rows] == [[[float(i)]] for i in range(6)]
+    assert [row.answer for row in rows] == [[[float(i)]] for i in range(6)]

@@ -19,7 +19,8 @@ from mis_core.config import EngineConfig
 from mis_core.tasks.recipes.recipe import RECIPES
 from mis_kernels.backends.native import library as native
 from mis_server.cli import main
-from mis_server.offline.asked import OfflineQuery, decisive
+from mis_server.offline.asked import decisive
+from mis_server.offline.query import OfflineQuery
 from mis_testing.tokenizer import write_larger_tokenizer
 
 LABELS = ("--labels", "yes", "no")

@@ -18,6 +18,7 @@ from mis_core import Engine
 from mis_core.errors import ConfigError
 from mis_server.cli import main
 from mis_server.offline.inputs import Survey, opened
+from mis_server.offline.query import OfflineQuery
 from mis_server.offline.text import zstd
 
 # Python ignores Ctrl-C in the background of a shell, where tests may run.
@@ -270,12 +271,12 @@ def test_a_file_that_changes_meanwhile_is_an_error(checkpoint: Path, tmp_path: P
 def test_rows_are_those_that_were_counted(tmp_path: Path, change: bytes, read: int) -> None:
     file = tmp_path / "items.jsonl"
     file.write_bytes(b'"a"\n"b"\n')
-    with opened(str(file)) as source:
+    with opened(str(file), "items", OfflineQuery(query="q")) as source:
         survey = source.survey()
         assert survey == Survey(2, survey.digest)
-        assert [row.items for row in source.rows("q", survey, skip=1)] == [["b"]]
+        assert [row.items for row in source.rows(survey, skip=1)] == [["b"]]
         file.write_bytes(change)
-        rows = source.rows("q", survey)
+        rows = source.rows(survey)
         for _ in range(read):
             next(rows)
         with pytest.raises(ConfigError, match="changed while it was scored"):

@@ -24,7 +24,8 @@ from mis_core.errors import ConfigError, ModelError
 from mis_server.cli import main
 from mis_server.offline import Job, score_file, window
 from mis_server.offline.output import Stream, is_standard_output, output_of
-from mis_server.offline.rows import InputRow, write_lines
+from mis_server.offline.query import OfflineQuery
+from mis_server.offline.rows import InputRow
 from mis_server.offline.tables import read_table
 
 
@@ -44,7 +45,7 @@ class PretendedScorer:
     async def score(self, rows: list[InputRow]) -> None:
         self.before()
         for row in rows:
-            row.scores = [[1.0]] * len(row.items)
+            row.answer = [[1.0]] * len(row.items)
 
 
 @pytest.fixture
@@ -66,8 +67,8 @@ def scorer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PretendedScorer:
 
 
 def score(output: str, items: str = "items.jsonl", *, overwrite: bool = False, **asked: Any) -> int:
-    asked = {"format": "parquet" if output.endswith(".parquet") else "jsonl", "query": "q ", **asked}
-    job = Job(items=items, output=output, labels=("yes",), **asked)
+    query = OfflineQuery(labels=("yes",), **{"query": "q ", **asked})
+    job = Job(asked=query, input=items, output=output, format="parquet" if output.endswith(".parquet") else "jsonl")
     return score_file(job, EngineConfig(model="model"), overwrite=overwrite, progress=False)
 
 
@@ -97,14 +98,14 @@ def test_what_is_there_stays_if_the_run_is_refused(scorer: PretendedScorer, outp
 
 
 def test_two_runs_do_not_write_one_file(scorer: PretendedScorer) -> None:
-    asked = partial(output_of, "o.jsonl", "0" * 32, write_lines)
+    asked = partial(output_of, "o.jsonl", "0" * 32, OfflineQuery().write_lines)
     with asked() as first, asked() as second:
         assert first.resume(overwrite=False) == second.resume(overwrite=False) == (0, 0)
         with first.opened("float32"):
             for overwrite in (False, True):
                 with asked() as third, pytest.raises(ConfigError, match="is written by another run now; this one"):
                     third.resume(overwrite=overwrite)
-            asyncio.run(first.append([InputRow("q", ["a"], scores=[[1.0]])]))
+            asyncio.run(first.append([InputRow("q", ["a"], answer=[[1.0]])]))
     before = contents()
     with asked() as second, asked() as third:
         second._starts_over = True  # as `resume` found before there was a file
@@ -239,8 +240,9 @@ def test_an_output_with_more_rows_than_the_input_is_refused(scorer: PretendedSco
 
 def test_a_file_with_a_recipes_name_is_not_the_recipe(scorer: PretendedScorer) -> None:
     config = EngineConfig(model="model", rerank_template="generic")
-    score_file(Job(items="items.jsonl", output="generic", query="q", rerank=True), config, progress=False)
-    score_file(Job(items="items.jsonl", output="generic", query="q", rerank=True), config, progress=False)
+    job = Job(asked=OfflineQuery(query="q", rerank=True), input="items.jsonl", output="generic")
+    score_file(job, config, progress=False)
+    score_file(job, config, progress=False)
     assert Path("generic").read_bytes() == SCORED
 
 
@@ -262,11 +264,11 @@ def test_ctrl_c_ends_a_wait_for_a_pipes_reader(scorer: PretendedScorer, monkeypa
 
 def test_a_reader_that_pauses_holds_up_nothing_else() -> None:
     reading, writing = os.pipe()
-    rows = [InputRow("q", ["a"], scores=[[0.5] * 100]) for _ in range(1000)]
+    rows = [InputRow("q", ["a"], answer=[[0.5] * 100]) for _ in range(1000)]
 
     async def write() -> bytes:
         with os.fdopen(writing, "wb", 0) as file:
-            task = asyncio.create_task(Stream("pipe", write_lines, file).append(rows))
+            task = asyncio.create_task(Stream("pipe", OfflineQuery().write_lines, file).append(rows))
             for _ in range(100):
                 await asyncio.sleep(0)  # which a blocked loop never ends
             assert not task.done()
@@ -279,7 +281,7 @@ def test_a_reader_that_pauses_holds_up_nothing_else() -> None:
             found += more
         return found
 
-    assert asyncio.run(write()) == write_lines(rows)
+    assert asyncio.run(write()) == OfflineQuery().write_lines(rows)
     os.close(reading)
 
 
@@ -296,7 +298,7 @@ def test_ids_and_values_that_python_cannot_hold_are_text_or_an_error_of_their_ro
         assert json.loads(first) == {"scores": [1.0], "id": want}
         assert json.loads(second) == {"scores": [1.0]}
     opaque = pa.ExtensionArray.from_storage(pa.opaque(pa.date32(), "date", "somebody"), beyond)
-    first, second = read_table(pa.table({"item": opaque}), "q")
+    first, second = read_table(pa.table({"item": opaque}), OfflineQuery(query="q"))
     assert first.error is not None
     assert first.error["message"].startswith("The column item has type extension<arrow.opaque")
     assert second.error is not None

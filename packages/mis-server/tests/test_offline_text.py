@@ -2,15 +2,14 @@
 
 import gzip
 import io
-import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mis_core.errors import ConfigError
-from mis_server.offline import inputs, text
-from mis_server.offline.rows import read_line
+from mis_server.offline import asked, inputs, text
+from mis_server.offline.query import OfflineQuery
 from mis_server.offline.text import Lines, zstd
 
 ENCODINGS = {
@@ -56,14 +55,14 @@ def test_lines_come_as_they_are_and_blank_ones_at_the_end_do_not(
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_line_that_is_too_long_is_an_error_of_its_row(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
-    for module in (text, sys.modules[read_line.__module__]):
+    for module in (text, asked):
         monkeypatch.setattr(module, "MAX_LINE_BYTES", 100)
     monkeypatch.setattr(text, "_SKIPPED_BYTES", 7)
     fitting = b'"' + b"x" * 98 + b'"'
     read = lines_of(
         ENCODINGS[encoding](b"\n".join([fitting, b'"' + fitting, b" " * 500 + b"1", b'"c"', fitting + b" "]))
     )
-    rows = [read_line(line, "q") for line in read]
+    rows = [OfflineQuery(query="q").read_line(line) for line in read]
     assert [row.error and row.error["code"] for row in rows] == [
         None, "request_too_large", "request_too_large", None, "request_too_large",
     ]  # fmt: skip
@@ -95,7 +94,7 @@ def test_a_copy_ends_before_the_disk_is_full(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(inputs.shutil, "disk_usage", lambda _: disk)
     copy = io.BytesIO()
     copy.fileno = lambda: -1
-    inputs._copy(io.BytesIO(b"x" * 2_000_000), copy, "some")
+    inputs._copy(io.BytesIO(b"x" * 2_000_000), copy, "some", "items")
     disk.free = 1024**3 + 500_000
     with pytest.raises(ConfigError, match=r"some is copied to .*, which has too little free space for it"):
-        inputs._copy(io.BytesIO(b"x" * 2_000_000), copy, "some")
+        inputs._copy(io.BytesIO(b"x" * 2_000_000), copy, "some", "items")

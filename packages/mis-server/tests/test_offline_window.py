@@ -22,7 +22,7 @@ from mis_core.errors import RequestError
 from mis_core.process.quarantine import RequestRefused
 from mis_server.cli import main
 from mis_server.offline import window
-from mis_server.offline.asked import OfflineQuery
+from mis_server.offline.query import OfflineQuery
 from mis_server.offline.rows import InputRow
 from mis_server.offline.scorer import Scorer
 from mis_server.offline.window import in_order
@@ -69,14 +69,14 @@ class WatchedWindow:
         for _ in range(self._pauses.randrange(20)):
             await asyncio.sleep(0)
         for row in batch:
-            row.scores = [[1.0]] * len(row.items)
+            row.answer = [[1.0]] * len(row.items)
         self._under_way -= 1
 
     def run(self) -> None:
         async def run() -> None:
             async with contextlib.aclosing(in_order(self.read(), self.score, self._asked)) as runs:
                 async for run in runs:
-                    assert all(row.scores is not None for row in run)
+                    assert all(row.answer is not None for row in run)
                     self.written += [self._numbers[id(row)] for row in run]
 
         asyncio.run(run())
@@ -208,7 +208,7 @@ def test_bytes_of_texts_ids_and_answers_are_bounded(what: str) -> None:
             await first_may_end.wait()
         elif batch[0] is rows[3]:  # the last that there is room for, if answers wait in it
             asyncio.get_running_loop().call_later(0.05, first_may_end.set)
-        batch[0].scores = [[0.0]]
+        batch[0].answer = [[0.0]]
 
     def some() -> Iterator[InputRow]:
         nonlocal read
@@ -244,7 +244,7 @@ def test_what_is_under_way_ends_with_a_failure_or_when_nobody_wants_more(fails: 
 
     async def score(batch: list[InputRow]) -> None:
         if batch[0].query == "0":
-            batch[0].scores = [[0.0]]
+            batch[0].answer = [[0.0]]
             return
         if batch[0].query == "1" and fails:
             raise RuntimeError("failed")
@@ -258,7 +258,7 @@ def test_what_is_under_way_ends_with_a_failure_or_when_nobody_wants_more(fails: 
         rows = [InputRow(f"{number}", ["item"]) for number in range(10)]
         async with contextlib.aclosing(in_order(rows, score, asked())) as runs:
             async for run in runs:
-                assert [row.scores for row in run] == [[[0.0]]]
+                assert [row.answer for row in run] == [[[0.0]]]
                 if not fails:
                     return
 
@@ -294,7 +294,7 @@ def test_a_row_at_fault_is_found_in_few_requests_and_the_others_are_scored(error
     rows = [InputRow("q", [str(number)]) for number in range(512)]
     model: Any = PretendedModel(refuse)
     asyncio.run(Scorer(OfflineQuery(rerank=True), model, "float32").score(rows))
-    assert [row.scores for row in rows] == [None if number == 300 else [[0.5]] for number in range(512)]
+    assert [row.answer for row in rows] == [None if number == 300 else [[0.5]] for number in range(512)]
     wrong = rows[300].error
     assert wrong is not None
     assert (wrong["code"], wrong["message"]) == (

@@ -276,7 +276,7 @@ def test_a_file_may_list_the_labels_of_files_that_are_scored(
     jobs: list[Any] = []
 
     def score_file(job: Any, config: EngineConfig, **_: Any) -> int:
-        jobs.append((job.labels, job.label_token_ids, config.skip_warmup))
+        jobs.append((job.asked.labels, job.asked.label_token_ids, config.skip_warmup))
         return 0
 
     monkeypatch.setattr("mis_server.offline.score_file", score_file)

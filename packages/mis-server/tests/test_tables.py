@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 
 from mis_core.errors import ConfigError
 from mis_server.offline.answers import Schema, id_type, parquet_of, table_of
-from mis_server.offline.rows import InputRow, write_line
+from mis_server.offline.query import OfflineQuery
+from mis_server.offline.rows import InputRow
 from mis_server.offline.tables import Parquet, read_table
 
+ASKED = OfflineQuery(query="q")
 in_any_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 TEXTS = ["cat", None, "ä"]
@@ -40,13 +42,13 @@ NOT_UTF8 = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
     ids=lambda column: str(column.type),
 )
 def test_texts_of_all_layouts_are_texts(column: pa.Array) -> None:
-    rows = read_table(pa.table({"item": column}), "q")
+    rows = read_table(pa.table({"item": column}), ASKED)
     assert [row.items[0] for row in rows] == TEXTS
     assert [row.error and row.error["code"] for row in rows] == [None, "missing_items", None]
-    rows = read_table(pa.table({"query": column, "item": ["i"] * 3}), "q")
+    rows = read_table(pa.table({"query": column, "item": ["i"] * 3}), ASKED)
     assert [row.query for row in rows] == ["cat", "q", "ä"]
     lists = pa.ListArray.from_arrays([0, 2, 3], column)
-    assert [row.items for row in read_table(pa.table({"items": lists}), "q")] == [["cat", None], ["ä"]]
+    assert [row.items for row in read_table(pa.table({"items": lists}), ASKED)] == [["cat", None], ["ä"]]
 
 
 @pytest.mark.parametrize(
@@ -62,9 +64,12 @@ def test_texts_of_all_layouts_are_texts(column: pa.Array) -> None:
 )
 def test_lists_of_integers_are_token_ids(type: pa.DataType) -> None:
     column = pa.array([[1, 2], [3, 4]], type)
-    assert [row.items for row in read_table(pa.table({"item": column, "query": column}), None)] == [[[1, 2]], [[3, 4]]]
+    assert [row.items for row in read_table(pa.table({"item": column, "query": column}), OfflineQuery())] == [
+        [[1, 2]],
+        [[3, 4]],
+    ]
     items = pa.array([[[1, 2], [3, 4]], [[5, 6]]], pa.list_(type))
-    assert [row.items for row in read_table(pa.table({"items": items}), "q")] == [[[1, 2], [3, 4]], [[5, 6]]]
+    assert [row.items for row in read_table(pa.table({"items": items}), ASKED)] == [[[1, 2], [3, 4]], [[5, 6]]]
 
 
 @pytest.mark.parametrize(
@@ -90,17 +95,17 @@ def test_lists_of_integers_are_token_ids(type: pa.DataType) -> None:
 )
 def test_anything_else_is_an_error_that_names_column_and_type(column: pa.Array, type: str) -> None:
     good, null = pa.array(["good"]), pa.nulls(1, column.type)
-    (row,) = read_table(pa.table({"item": column, "id": [7]}), "q")
+    (row,) = read_table(pa.table({"item": column, "id": [7]}), ASKED)
     message = f"The column item has type {type}; it must be a text or a list of token ids."
     assert row.error == {"code": "invalid_items_type", "message": message}
     assert row.id.to_pylist() == [7]
-    (row,) = read_table(pa.table({"query": column, "item": good}), "q")
+    (row,) = read_table(pa.table({"query": column, "item": good}), ASKED)
     assert row.error == {"code": "invalid_query_type", "message": message.replace("column item", "column query")}
-    (row,) = read_table(pa.table({"items": column}), "q")
+    (row,) = read_table(pa.table({"items": column}), ASKED)
     assert row.error is not None
     assert row.error["code"] == "invalid_items_type"
     assert row.error["message"].startswith("The column items has type ")
-    (row,) = read_table(pa.table({"query": null, "item": good, "items": null}), "q")
+    (row,) = read_table(pa.table({"query": null, "item": good, "items": null}), ASKED)
     assert (row.query, row.items, row.error) == ("q", ["good"], None)
 
 
@@ -135,12 +140,12 @@ def test_a_folder_is_one_table_with_every_id(tmp_path: Path, ids: pa.Array) -> N
     source, output = tmp_path / "in.parquet", tmp_path / "out"
     pq.write_table(pa.table({"id": ids, "item": ["text"] * 3}), source, row_group_size=1)
     (output / "in.parquet").mkdir(parents=True)
-    parquet = Parquet(pa.OSFile(str(source)), "in.parquet", "items")
-    schema = Schema("scores", id_type([("in.parquet", parquet.id_type)]))
+    parquet = Parquet(pa.OSFile(str(source)), "in.parquet", "items", ASKED)
+    schema = Schema(ASKED, id_type([("in.parquet", parquet.id_type)]))
     for group in range(3):  # the ids of the second part are all null, and the third part has errors only
-        rows = list(parquet.rows([group], 0, 1, "q"))
+        rows = list(parquet.rows([group], 0, 1))
         for row in rows:
-            row.scores, row.error = ([[0.5]], None) if group < 2 else (None, {"code": "c", "message": "m"})
+            row.answer, row.error = ([[0.5]], None) if group < 2 else (None, {"code": "c", "message": "m"})
         (output / "in.parquet" / f"{group}.parquet").write_bytes(parquet_of(table_of(rows, schema)))
     assert len({str(pq.read_schema(path)) for path in output.glob("*/*")}) == 1
     want = pq.read_table(source)["id"].combine_chunks()
@@ -154,17 +159,17 @@ def test_a_folder_is_one_table_with_every_id(tmp_path: Path, ids: pa.Array) -> N
 def test_ids_of_a_dictionary_are_its_values() -> None:
     ids = pa.array(["a", None, "b"] * 200).dictionary_encode().cast(pa.dictionary(pa.int8(), pa.string()))
     assert id_type([("f", ids.type)]) == pa.string()
-    rows = read_table(pa.table({"id": ids, "item": ["i"] * 600}), "q")
+    rows = read_table(pa.table({"id": ids, "item": ["i"] * 600}), ASKED)
     for row in rows:
-        row.scores = [[0.5]]
-    table = pq.read_table(pa.BufferReader(parquet_of(table_of(rows, Schema("scores", pa.string())))))
+        row.answer = [[0.5]]
+    table = pq.read_table(pa.BufferReader(parquet_of(table_of(rows, Schema(ASKED, pa.string())))))
     assert table["id"].to_pylist() == ["a", None, "b"] * 200
 
 
 def test_ids_of_json_lines_are_texts() -> None:
-    rows = [InputRow("q", ["i"], id=each, scores=[[1.0]]) for each in ("a", 1, [1, "ä"], None, {"a": None})]
+    rows = [InputRow("q", ["i"], id=each, answer=[[1.0]]) for each in ("a", 1, [1, "ä"], None, {"a": None})]
     for some in (rows, rows[3:4], []):
-        table = pq.read_table(pa.BufferReader(parquet_of(table_of(some, Schema("scores", pa.string())))))
+        table = pq.read_table(pa.BufferReader(parquet_of(table_of(some, Schema(ASKED, pa.string())))))
         assert table.schema.field("id").type == pa.string()
         want = [row.id if row.id is None or isinstance(row.id, str) else json.dumps(row.id) for row in some]
         assert table["id"].to_pylist() == want
@@ -184,10 +189,12 @@ def test_files_share_a_type_of_ids_that_loses_nothing() -> None:
         with pytest.raises(ConfigError, match=r"ids of 1\.parquet are of type .* and those of 2\.parquet of type"):
             shared(None, *types)
     ids = pa.array([1, None], pa.int8())
-    rows = read_table(pa.table({"id": ids, "item": ["i"] * 2}), "q")
+    rows = read_table(pa.table({"id": ids, "item": ["i"] * 2}), ASKED)
     for row in rows:
-        row.scores = [[0.5]]
-    table = pq.read_table(pa.BufferReader(parquet_of(table_of(rows, Schema("s", pa.int64())))))
+        row.answer = [[0.5]]
+    table = pq.read_table(
+        pa.BufferReader(parquet_of(table_of(rows, Schema(OfflineQuery(score_column="s"), pa.int64()))))
+    )
     assert (table["id"].type, table["id"].to_pylist(), table.column_names) == (
         pa.int64(),
         [1, None],
@@ -213,11 +220,11 @@ def test_ids_of_tables_in_json_lines() -> None:
         (pa.array([True, None]), [True, None]),
         (pa.nulls(1), [None]),
     ]:  # fmt: skip
-        rows = read_table(pa.table({"id": ids, "item": ["i"] * len(ids)}), "q")
+        rows = read_table(pa.table({"id": ids, "item": ["i"] * len(ids)}), ASKED)
         for row in rows:
-            row.scores = [[0.5]]
-        assert [json.loads(write_line(row)).get("id") for row in rows] == texts
-        assert json.loads(write_line(rows[0], "p"))["p"] == [0.5]
+            row.answer = [[0.5]]
+        assert [json.loads(ASKED.write_line(row)).get("id") for row in rows] == texts
+        assert json.loads(OfflineQuery(score_column="p").write_line(rows[0]))["p"] == [0.5]
 
 
 @in_any_folder
@@ -227,7 +234,7 @@ def test_rows_are_read_from_any_row_on(tmp_path: Path, rows: int, group: int, be
     table = pa.table({"id": pa.array(range(rows), pa.int64()), "item": pa.array(["text"] * rows, pa.string())})
     pq.write_table(table, file, row_group_size=group)
     with pa.OSFile(str(file)) as opened:
-        found = [row.id[0].as_py() for row in Parquet(opened, "some", "items").rows_from(begin, "q")]
+        found = [row.id[0].as_py() for row in Parquet(opened, "some", "items", ASKED).rows_from(begin)]
     assert found == list(range(begin, rows))
 
 
@@ -235,19 +242,19 @@ def test_a_file_without_items_or_with_two_columns_of_a_name_is_refused() -> None
     def opened(table: pa.Table) -> None:
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink)
-        Parquet(pa.BufferReader(sink.getvalue()), "some.parquet", "items")
+        Parquet(pa.BufferReader(sink.getvalue()), "some.parquet", "items", ASKED)
 
     with pytest.raises(ConfigError, match=r"some\.parquet has neither a column item nor a column items, but text, id"):
         opened(pa.table({"text": ["a"], "id": [1]}))
     with pytest.raises(ConfigError, match=r"some\.parquet has 2 columns that are called id"):
         opened(pa.Table.from_arrays([pa.array(["a"])] * 3, names=["item", "id", "id"]))
     with pytest.raises(ConfigError, match=r"some\.parquet cannot be read"):
-        Parquet(pa.BufferReader(b"no"), "some.parquet", "items")
+        Parquet(pa.BufferReader(b"no"), "some.parquet", "items", ASKED)
 
 
 def test_scores_are_what_they_were() -> None:
     scores = np.float32([[0.1, 0.2], [0.3, 0.4]]).tolist()
-    rows = [InputRow("q", ["a", "b"], scores=scores), InputRow("q", [], error={"code": "c", "message": "m"})]
-    table = pq.read_table(pa.BufferReader(parquet_of(table_of(rows, Schema("scores", None)))))
+    rows = [InputRow("q", ["a", "b"], answer=scores), InputRow("q", [], error={"code": "c", "message": "m"})]
+    table = pq.read_table(pa.BufferReader(parquet_of(table_of(rows, Schema(ASKED, None)))))
     assert table.column_names == ["scores", "error"]
     assert table["scores"].to_pylist() == [scores, None]

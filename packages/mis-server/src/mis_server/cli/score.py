@@ -107,7 +107,7 @@ def _score_here(options: OfflineOptions, engine: EngineConfig) -> int:
     items, output = options.items, options.output
     if items is None:
         raise click.UsageError("Missing option '--items'.")
-    from mis_server.offline import Job, score_file
+    from mis_server.offline import Job, OfflineQuery, score_file
     from mis_server.offline.inputs import is_read_once
     from mis_server.offline.output import is_standard_output
 
@@ -118,7 +118,8 @@ def _score_here(options: OfflineOptions, engine: EngineConfig) -> int:
         raise click.UsageError("--output-format parquet writes a folder, which standard output is not; name one.")
     if output is None:
         output = str(_beside(Path(items), written_as))
-    job = read(Job, vars(options) | {"output": output}, format=written_as)
+    asked = read(OfflineQuery, vars(options))
+    job = Job(asked=asked, input=items, output=output, format=written_as, input_option="items")
     errors = score_file(job, engine, overwrite=options.overwrite)
     where = "standard output" if is_standard_output(output) else output
     click.echo(

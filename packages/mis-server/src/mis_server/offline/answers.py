@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from mis_core.errors import ConfigError
-from mis_server.offline.asked import ERROR_COLUMN, ID_COLUMN
-from mis_server.offline.rows import InputRow
+from mis_server.offline.asked import OfflineTask
+from mis_server.offline.rows import ERROR_COLUMN, ID_COLUMN, InputRow
 from mis_server.offline.tables import BINARIES, STRINGS, is_any
 
-_SCORES = pa.list_(pa.list_(pa.float32()))
+_KINDS = {"scores": pa.list_(pa.list_(pa.float32()))}
 _ERROR = pa.struct([("code", pa.string()), ("message", pa.string())])
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 
@@ -24,11 +24,11 @@ class Schema:
     """The columns of every part.
 
     Attributes:
-        score_column: What the column of the scores is called.
+        asked: What was asked of every row.
         id_type: The type of the ids; None for an output without them.
     """
 
-    score_column: str
+    asked: OfflineTask
     id_type: pa.DataType | None
 
 
@@ -69,15 +69,18 @@ def _shared(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     return None
 
 
-def columns(rows: list[InputRow]) -> tuple[pa.Array, pa.Array]:
-    """Return the scores and the errors of rows that have one of both."""
-    return pa.array([row.scores for row in rows], _SCORES), pa.array([row.error for row in rows], _ERROR)
+def columns(rows: list[InputRow], asked: OfflineTask) -> dict[str, pa.Array]:
+    """Return the columns of the answers, and that of the errors, of rows that have one of both."""
+    cells = [asked.cells(row) if row.error is None else {} for row in rows]
+    table = {
+        name: pa.array([each.get(name) for each in cells], _KINDS[kind]) for name, kind in asked.answer_columns.items()
+    }
+    return table | {ERROR_COLUMN: pa.array([row.error for row in rows], _ERROR)}
 
 
 def table_of(rows: list[InputRow], schema: Schema) -> pa.Table:
     """Return the answers to rows."""
-    scores, errors = columns(rows)
-    table = {schema.score_column: scores, ERROR_COLUMN: errors}
+    table = columns(rows, schema.asked)
     if schema.id_type is not None:
         table[ID_COLUMN] = _id_column(rows, schema.id_type)
     return pa.table(table)

@@ -1,84 +1,131 @@
-"""What is asked of every row, and what else its scores depend on."""
+"""What is asked of every row: what a row holds, how it is asked, and what is written for it.
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+Each kind of question derives from `OfflineTask`. Files, windows, outputs and clusters know no more of it than that.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+import msgspec
 
 from mis_core.config import EngineConfig
-from mis_core.errors import ConfigError
-from mis_core.tasks.recipes.recipe import recipes_digest
+from mis_server.model import Model
+from mis_server.offline.rows import InputColumn, InputRow, RowSize
+from mis_server.offline.text import MAX_LINE_BYTES, is_too_long, without_mark
 
-SCORE_COLUMN, ERROR_COLUMN, ID_COLUMN = "scores", "error", "id"
-"""What an output's columns are called; that of the scores may have another name."""
+UNIMPORTANT = {"changes_answers": False}
+"""Metadata of a field that an output does not depend on."""
+
+ERROR = b'{"error":'
+"""How the line of a row with an error begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfflineQuery:
+class OfflineTask(ABC):
     """What is asked of every row.
 
     Attributes:
-        query: Text for rows without their own query.
-        labels: Texts; empty if there are `label_token_ids`, or with `rerank`.
-        label_token_ids: Token ids; empty if there are `labels`, or with `rerank`.
-        apply_softmax: Softmax over the labels instead of full-vocabulary probabilities.
-        item_first: Score `item + query` instead.
-        temperature: Divides label log-probabilities; other values than 1 need `apply_softmax`.
-        rerank: Items are documents; each gets one score, its relevance to the query as `POST /v1/rerank` has it.
-        score_column: What the scores are called in the output.
         batch_size: Maximum number of items per request to the engine.
         batch_tokens: As many items of a query are asked for at once as have about so many tokens, at least one.
+        columns: What rows are read from, besides their ids.
+        needed: Names of columns of which a table has one at least.
     """
 
-    query: str | None = None
-    labels: tuple[str, ...] = ()
-    label_token_ids: tuple[int, ...] = ()
-    apply_softmax: bool = False
-    item_first: bool = False
-    temperature: float = 1.0
-    rerank: bool = False
-    score_column: str = SCORE_COLUMN
-    batch_size: int = field(default=512, metadata={"changes_scores": False})
-    batch_tokens: int = field(default=65_536, metadata={"changes_scores": False})
+    batch_size: int = field(default=512, metadata=UNIMPORTANT)
+    batch_tokens: int = field(default=65_536, metadata=UNIMPORTANT)
 
-    def __post_init__(self) -> None:
-        if self.score_column in ("", ERROR_COLUMN, ID_COLUMN):
-            message = (
-                f"{self.score_column!r} is no name for the scores; the output has {ERROR_COLUMN} and {ID_COLUMN} too."
-            )
-            raise ConfigError(message, "score_column")
+    columns: ClassVar[tuple[InputColumn, ...]]
+    needed: ClassVar[tuple[str, ...]]
 
-    def fields(self, query: Any, items: list[Any]) -> dict[str, Any]:
-        """Return the fields of a request, as `POST /v1/score` or `/v1/rerank` has them."""
-        if self.rerank:
-            return {"query": query, "documents": items}
-        fields: dict[str, Any] = {
-            "query": query,
-            "items": items,
-            "apply_softmax": self.apply_softmax,
-            "item_first": self.item_first,
-            "temperature": self.temperature,
-        }
-        if self.labels:
-            fields["labels"] = list(self.labels)
-        if self.label_token_ids:
-            fields["label_token_ids"] = list(self.label_token_ids)
-        return fields
+    @abstractmethod
+    def read(self, values: Mapping[str, Any]) -> InputRow:
+        """Read a row's values by the names of columns; a line that is no object is a value of the first one needed."""
+
+    @abstractmethod
+    def size(self, row: InputRow) -> RowSize:
+        """Return how much a row asks for."""
+
+    @abstractmethod
+    async def check(self, model: Model) -> None:
+        """Refuse options that would be wrong with every row.
+
+        Raises:
+            ConfigError: names the option.
+        """
+
+    @abstractmethod
+    async def answer(self, model: Model, rows: Sequence[InputRow]) -> list[Any]:
+        """Return the answers to rows of one query, which are asked for in one request.
+
+        Raises:
+            RequestError, RequestRefused, EngineFault, EngineUnavailable: there are none.
+        """
+
+    @abstractmethod
+    def line(self, row: InputRow) -> dict[str, Any]:
+        """Return the fields of the line of a row with an answer, but for its id."""
+
+    @property
+    @abstractmethod
+    def answer_columns(self) -> Mapping[str, Literal["scores"]]:
+        """Columns of answers in a table by their names, and what they hold: a list of float32 for each item."""
+
+    @abstractmethod
+    def cells(self, row: InputRow) -> dict[str, Any]:
+        """Return the values of those columns for a row with an answer."""
+
+    def depends_on(self, config: EngineConfig) -> dict[str, Any]:
+        """Return what answers depend on besides the fields and what all kinds depend on."""
+        return {}
+
+    def read_line(self, text: bytes) -> InputRow:
+        """Read a line of JSON."""
+        if is_too_long(text):
+            message = f"The line is longer than {MAX_LINE_BYTES} bytes."
+            return InputRow(None, [], error={"code": "request_too_large", "message": message})
+        try:
+            value = msgspec.json.decode(without_mark(text))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return InputRow(None, [], error={"code": "invalid_json", "message": "The line is not JSON."})
+        return self.read(value if isinstance(value, dict) else {self.needed[0]: value})
+
+    def write_line(self, row: InputRow) -> bytes:
+        """Return the line of JSON for a row that has an answer or an error."""
+        line = self.line(row) if row.error is None else {"error": row.error}
+        if row.id is not None:
+            line["id"] = row.id
+        return msgspec.json.encode(line, enc_hook=_of_arrow) + b"\n"
+
+    def write_lines(self, rows: Iterable[InputRow]) -> bytes:
+        """Return the lines of JSON for rows, as `write_line`."""
+        return b"".join(map(self.write_line, rows))
 
 
-def decisive(asked: OfflineQuery, config: EngineConfig) -> dict[str, Any]:
+def decisive(asked: OfflineTask, config: EngineConfig, **output: Any) -> dict[str, Any]:
     """Return everything that an output depends on, except the type, which the engine may choose, and the input.
 
-    A later version may take another recipe of rerank for the same model, so what chooses them is part of it.
+    Args:
+        asked: What is asked of every row.
+        config: The engine's options.
+        output: What else is said of the output.
     """
-    unimportant = {
-        name for name, each in OfflineQuery.__dataclass_fields__.items() if "changes_scores" in each.metadata
-    }
+    unimportant = {each.name for each in fields(asked) if each.metadata == UNIMPORTANT}
     engine = (
         "model", "revision", "tokenizer_path", "quantization", "context_length", "rerank_template", "chat_template",
         "multi_item_scoring_delimiter",
     )  # fmt: skip
     return (
         {name: value for name, value in asdict(asked).items() if name not in unimportant}
+        | output
         | {name: getattr(config, name) for name in engine}
-        | ({"rerank_recipes": recipes_digest()} if asked.rerank else {})
+        | asked.depends_on(config)
         | ({"ignore_unknown_settings": True} if config.ignore_unknown_settings else {})
     )
+
+
+def _of_arrow(id: Any) -> Any:
+    from mis_server.offline.answers import json_value  # which needs an extra that JSON lines do not
+
+    return json_value(id)

@@ -1,4 +1,4 @@
-"""Scoring a file without HTTP: `mis-server score`. Files may have any length, and runs may be interrupted.
+"""Answering the rows of a file without HTTP. Files may have any length, and runs may be interrupted.
 
 Line `n` of the output belongs to line `n` of the input, and lines are written in order: the complete lines
 of the output are done, however the last run ended. A note beside the output says what it was made with, so
@@ -18,36 +18,39 @@ from tqdm import tqdm
 
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
-from mis_server.offline.asked import OfflineQuery, decisive
+from mis_server.offline.asked import OfflineTask, decisive
 from mis_server.offline.inputs import STANDARD_INPUT, Input, Survey, check_parquet, opened
 from mis_server.offline.output import Output, is_standard_output, note_of, output_of
 from mis_server.offline.places import Place, check_apart, engine_places
-from mis_server.offline.rows import InputRow, write_lines
+from mis_server.offline.rows import InputRow
 from mis_server.offline.scorer import Scorer, running_scorer
 from mis_server.offline.window import in_order
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(OfflineQuery):
+class Job:
     """A file to score.
 
     Attributes:
-        items: Path of a Parquet file, or of JSON lines, as they are or compressed by gzip or zstd; or `-` for standard
-            input. A line is a text, a list of token ids, or an object with `item` or a list `items` and, optionally,
-            `query` and `id`, which is copied to the output; of Parquet, these are columns.
-        output: Path of JSON lines, `{"scores": [...]}` or `{"error": {"code", "message"}}` for each line of `items`; or
-            `-` for standard output.
+        asked: What is asked of every row.
+        input: Path of a Parquet file, or of JSON lines, as they are or compressed by gzip or zstd; or `-` for standard
+            input. `asked` says what a row holds.
+        output: Path of JSON lines, an answer or `{"error": {"code", "message"}}` for each row of the input, with the
+            row's id; or `-` for standard output.
         format: `jsonl`, or `parquet`: then the output is a folder of Parquet files.
+        input_option: The option that the input was given by, for errors.
     """
 
-    items: str
+    asked: OfflineTask
+    input: str
     output: str
     format: str = "jsonl"
+    input_option: str = "input"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         # A folder may be any, such as the current one.
-        for name, option in ((self.items, "items"), (self.output if self.format == "jsonl" else "-", "output")):
+        output = self.output if self.format == "jsonl" else "-"
+        for name, option in ((self.input, self.input_option), (output, "output")):
             if not Path(name).name:
                 raise ConfigError(f"{name!r} is no file's name.", option)
 
@@ -74,7 +77,7 @@ def score_file(job: Job, config: EngineConfig, *, overwrite: bool = False, progr
         check_parquet("output")
     _check_apart(job, config)
     # Outside of an event loop, where Ctrl-C would wait for the end of a read from standard input.
-    with opened(job.items) as source:
+    with opened(job.input, job.input_option, job.asked) as source:
         survey = source.survey()
         with _output(job, config, source, survey) as output:
             done, errors = output.resume(overwrite=overwrite)
@@ -85,7 +88,7 @@ def score_file(job: Job, config: EngineConfig, *, overwrite: bool = False, progr
             if done == survey.rows:  # which needs no engine
                 with output.opened(""):
                     return errors
-            rows = source.rows(job.query, survey, skip=done)
+            rows = source.rows(survey, skip=done)
             bar = partial(tqdm, total=survey.rows, initial=done, unit="item", disable=not progress, smoothing=0.1)
             more = asyncio.run(_score(job, config, rows, output, bar))
     return errors + more
@@ -95,7 +98,7 @@ async def _score(
     job: Job, config: EngineConfig, rows: Iterator[InputRow], output: Output, new_bar: Callable[[], tqdm]
 ) -> int:
     """Write the rows; return how many of them have an error."""
-    async with running_scorer(job, config) as scorer:
+    async with running_scorer(job.asked, config) as scorer:
         output.check_type(scorer.dtype)
         with output.opened(scorer.dtype), new_bar() as bar:  # no bar before an error at the start
             return await _append(job, scorer, rows, output, bar)
@@ -108,12 +111,12 @@ async def _append(job: Job, scorer: Scorer, rows: Iterator[InputRow], output: Ou
 
     errors = 0
     try:
-        async with contextlib.aclosing(in_order(rows, score, job)) as runs:
+        async with contextlib.aclosing(in_order(rows, score, job.asked)) as runs:
             async for run in runs:
                 await output.append(run)
                 errors += sum(row.error is not None for row in run)
     except ConfigError as error:
-        if error.option == "items":  # the rows may be of another input than the note says
+        if error.option == job.input_option:  # the rows may be of another input than the note says
             output.void()
         raise
     return errors
@@ -121,10 +124,10 @@ async def _append(job: Job, scorer: Scorer, rows: Iterator[InputRow], output: Ou
 
 def _check_apart(job: Job, config: EngineConfig) -> None:
     """Refuse to write what is read, before anything is opened."""
-    items = "/dev/stdin" if job.items == STANDARD_INPUT else job.items
+    source = "/dev/stdin" if job.input == STANDARD_INPUT else job.input
     read = [
-        Place("the input", items),
-        Place("the note of the input", str(note_of(Path(items)))),
+        Place("the input", source),
+        Place("the note of the input", str(note_of(Path(source)))),
         *engine_places(config),
     ]
     written = [job.output]
@@ -137,12 +140,11 @@ def _check_apart(job: Job, config: EngineConfig) -> None:
 
 def _output(job: Job, config: EngineConfig, source: Input, survey: Survey) -> contextlib.AbstractContextManager[Output]:
     """Return the output, which knows everything that it depends on except the type."""
-    made_with = {name: value for name, value in decisive(job, config).items() if name not in ("items", "output")}
-    made_with["input"] = survey.digest
+    made_with = decisive(job.asked, config, format=job.format) | {"input": survey.digest}
     if job.format == "parquet":
         from mis_server.offline.parquet import output_folder
 
-        return contextlib.nullcontext(output_folder(job.output, made_with, job.score_column, source))
+        return contextlib.nullcontext(output_folder(job.output, made_with, job.asked, source))
     text = json.dumps(made_with, default=str).encode()
     fingerprint = hashlib.blake2b(text, digest_size=16).hexdigest()
-    return output_of(job.output, fingerprint, partial(write_lines, score_column=job.score_column))
+    return output_of(job.output, fingerprint, job.asked.write_lines)

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mis_core.errors import ConfigError
+from mis_server.offline.asked import ERROR
 from mis_server.offline.places import is_kept
-from mis_server.offline.rows import ERROR, InputRow
+from mis_server.offline.rows import InputRow
 
 STANDARD_OUTPUT = "-"
 NOTE_SUFFIX = ".job"
@@ -31,7 +32,7 @@ _ATOMIC_BYTES = 4096  # that a pipe which takes more takes at once
 
 
 class Output(ABC):
-    """Where rows of scores go. What is defined here fits an output that keeps nothing, and so is not resumed."""
+    """Where answers go. What is defined here fits an output that keeps nothing, and so is not resumed."""
 
     def resume(self, *, overwrite: bool) -> tuple[int, int]:
         """Return how many rows are there, and how many of them are errors."""
@@ -53,7 +54,7 @@ class Output(ABC):
 
     @abstractmethod
     async def append(self, rows: list[InputRow]) -> None:
-        """Write rows that have their scores or their errors."""
+        """Write rows that have their answers or their errors."""
 
 
 class Stream(Output):

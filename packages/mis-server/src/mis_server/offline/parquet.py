@@ -1,4 +1,4 @@
-"""Parquet for `mis-server score` in one process: a file that is read, and a folder of parts that is written.
+"""Parquet for one process: a file that is read, and a folder of parts that is written.
 
 Rows are scored in order, so the parts of a folder follow each other without gaps, and each is named by its first row.
 """
@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from mis_core.errors import ConfigError
 from mis_server.offline.answers import Schema, id_type, parquet_of, table_of
-from mis_server.offline.asked import ERROR_COLUMN
+from mis_server.offline.asked import OfflineTask
 from mis_server.offline.folder import JobFolder
 from mis_server.offline.inputs import Input, Survey, check_unchanged
 from mis_server.offline.output import Output
-from mis_server.offline.rows import InputRow
+from mis_server.offline.rows import ERROR_COLUMN, InputRow
 from mis_server.offline.tables import Parquet
 
 _PART_ROWS = 16_384  # scored again at most, if the process is killed
@@ -30,15 +30,16 @@ class ParquetInput:
         id_type: The type of its ids, None if it has none.
     """
 
-    def __init__(self, name: str, file: Any) -> None:
-        """Take its name for messages, and the file, which is left open.
+    def __init__(self, name: str, file: Any, option: str, asked: OfflineTask) -> None:
+        """Take what `Parquet` takes; the file is left open.
 
         Raises:
-            ConfigError: it is not Parquet, or has no column to score.
+            ConfigError: as `Parquet`.
         """
         self._name = name
         self._file = file
-        self._parquet = Parquet(file, name, "items")
+        self._option = option
+        self._parquet = Parquet(file, name, option, asked)
         self.id_type: pa.DataType | None = self._parquet.id_type
 
     def survey(self) -> Survey:
@@ -47,19 +48,18 @@ class ParquetInput:
         digest = hashlib.file_digest(self._file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
         return Survey(self._parquet.footer.num_rows, digest)
 
-    def rows(self, query: str | None, expected: Survey, skip: int = 0) -> Iterator[InputRow]:
+    def rows(self, expected: Survey, skip: int = 0) -> Iterator[InputRow]:
         """Yield the rows, and check at the end that they are those of the survey.
 
         Args:
-            query: For rows without their own.
             expected: What the survey found.
             skip: So many rows are not read.
 
         Raises:
             ConfigError: it cannot be read, or is not what it was.
         """
-        yield from self._parquet.rows_from(skip, query)
-        check_unchanged(self._name, self.survey(), expected)
+        yield from self._parquet.rows_from(skip)
+        check_unchanged(self._name, self.survey(), expected, self._option)
 
 
 class OutputFolder(Output):
@@ -138,7 +138,7 @@ class OutputFolder(Output):
         return f"{self._first:015d}"
 
 
-def output_folder(name: str, made_with: dict[str, Any], score_column: str, source: Input) -> OutputFolder:
+def output_folder(name: str, made_with: dict[str, Any], asked: OfflineTask, source: Input) -> OutputFolder:
     """Return an output for the rows of an input: ids have its type, or are texts if its rows are lines."""
     ids = id_type([(name, source.id_type)]) if isinstance(source, ParquetInput) else pa.string()
-    return OutputFolder(name, made_with, Schema(score_column, ids))
+    return OutputFolder(name, made_with, Schema(asked, ids))

@@ -7,21 +7,16 @@ bytes of bodies, what may wait, deadlines.
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
 from mis_core.config import EngineConfig
-from mis_core.errors import ConfigError, EngineUnavailable, RequestError
+from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.process.client import EngineFault
 from mis_core.process.quarantine import RequestRefused
-from mis_core.tasks.path.task import Fields
-from mis_core.tasks.rerank.task import RERANK
-from mis_core.tasks.score.task import SCORE
 from mis_server.model import Model, running_model
-from mis_server.offline.asked import OfflineQuery
+from mis_server.offline.asked import OfflineTask
 from mis_server.offline.rows import InputRow
-
-logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 3  # at a batch whose engine process ended
 _RESTART_S = 900.0
@@ -34,28 +29,13 @@ class Scorer:
         dtype: The type that the engine computes in.
     """
 
-    def __init__(self, asked: OfflineQuery, model: Model, dtype: str) -> None:
+    def __init__(self, asked: OfflineTask, model: Model, dtype: str) -> None:
         self.dtype = dtype
         self._asked = asked
         self._model = model
 
-    async def check(self) -> None:
-        """Refuse options that would be wrong with every row.
-
-        Raises:
-            ConfigError: names the option.
-        """
-        fields = self._asked.fields("a", ["a"])
-        try:
-            if self._asked.rerank:
-                await self._model.parse(RERANK, fields)
-            else:
-                await self._model.parse(SCORE, fields)
-        except RequestError as error:
-            raise ConfigError(error.message, error.param or "labels") from None
-
     async def score(self, rows: list[InputRow]) -> None:
-        """Give every row of a batch that shares a query its scores or its error.
+        """Give every row of a batch that shares a query its answer or its error.
 
         Raises:
             EngineUnavailable: the engine ended again and again.
@@ -64,7 +44,7 @@ class Scorer:
         if not good:
             return
         try:
-            scores = await self._ask(good)
+            answers = await self._ask(good)
         except (RequestError, RequestRefused, EngineFault) as error:
             if len(good) > 1:  # one row is at fault: ask for parts, so that the others are scored
                 # Where the engine's process ended, each further attempt with that row may end it again.
@@ -75,30 +55,22 @@ class Scorer:
             code = error.code if isinstance(error, RequestError) else "internal_error"
             good[0].error = {"code": code, "message": str(error.args[0])}
             return
-        begin = 0
-        for row in good:
-            row.scores, begin = scores[begin : begin + len(row.items)], begin + len(row.items)
+        for row, answer in zip(good, answers, strict=True):
+            row.answer = answer
 
-    async def _ask(self, rows: list[InputRow]) -> list[list[float]]:
-        """Return a value for each label, for each item of the rows."""
-        fields = self._asked.fields(rows[0].query, [item for row in rows for item in row.items])
+    async def _ask(self, rows: list[InputRow]) -> list[Any]:
+        """Return the answers to rows."""
         for _ in range(_ATTEMPTS - 1):
             with contextlib.suppress(EngineUnavailable):
-                return await self._answer(fields)
+                return await self._asked.answer(self._model, rows)
             async with asyncio.timeout(_RESTART_S):
                 while not self._model.client.ready:
                     await asyncio.sleep(0.1)
-        return await self._answer(fields)
-
-    async def _answer(self, fields: Fields) -> list[list[float]]:
-        if not self._asked.rerank:
-            return (await self._model.answer(SCORE, fields)).result.scores.tolist()
-        ranked = (await self._model.answer(RERANK, fields)).result.results
-        return [[document.relevance_score] for document in sorted(ranked, key=lambda document: document.index)]
+        return await self._asked.answer(self._model, rows)
 
 
 @contextlib.asynccontextmanager
-async def running_scorer(asked: OfflineQuery, config: EngineConfig) -> AsyncIterator[Scorer]:
+async def running_scorer(asked: OfflineTask, config: EngineConfig) -> AsyncIterator[Scorer]:
     """Bring the model up, and check what is asked with it.
 
     Raises:
@@ -108,8 +80,5 @@ async def running_scorer(asked: OfflineQuery, config: EngineConfig) -> AsyncIter
     """
     async with running_model(config) as model:
         info = await model.wait_ready()
-        scorer = Scorer(asked, model, str(info.summary["dtype"]))
-        await scorer.check()
-        if asked.rerank:
-            logger.info("Rerank: %s", model.described_rerank)
-        yield scorer
+        await asked.check(model)
+        yield Scorer(asked, model, str(info.summary["dtype"]))

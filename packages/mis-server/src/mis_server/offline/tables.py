@@ -13,11 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from mis_core.errors import ConfigError
-from mis_server.offline.rows import InputRow, read_row
+from mis_server.offline.asked import OfflineTask
+from mis_server.offline.rows import ID_COLUMN, InputColumn, InputRow
 
 SUFFIX = ".parquet"
-SCORED = ("query", "item", "items")
-COLUMNS = ("id", *SCORED)
 
 _ROWS = 1024  # in memory at once
 _BUFFER_BYTES = 1 << 20  # of each column that is read
@@ -25,7 +24,7 @@ _BUFFER_BYTES = 1 << 20  # of each column that is read
 
 @dataclass(frozen=True, slots=True)
 class _Unreadable:
-    """Stands for a value that is neither a text nor token ids."""
+    """Stands for a value of another type."""
 
     error: dict[str, str]
 
@@ -38,40 +37,42 @@ class Parquet:
         id_type: The type of its ids, None if it has none.
     """
 
-    def __init__(self, file: Any, name: str, option: str) -> None:
+    def __init__(self, file: Any, name: str, option: str, asked: OfflineTask) -> None:
         """Read the footer.
 
         Args:
             file: A file that can seek, of Python or of pyarrow; it is left open.
             name: For messages.
             option: That it was given by, for errors.
+            asked: What is asked of its rows.
 
         Raises:
-            ConfigError: it is not Parquet, or has no column to score.
+            ConfigError: it is not Parquet, or has no column that is asked about.
         """
         self._name = name
         self._option = option
+        self._asked = asked
         with self._reading():
             self._file = pa.parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES)
         self.footer = self._file.metadata
         schema = self._file.schema_arrow
-        self._columns = [each for each in COLUMNS if each in schema.names]
-        if "item" not in schema.names and "items" not in schema.names:
+        self._columns = [each for each in (ID_COLUMN, *names_of(asked)) if each in schema.names]
+        if not set(asked.needed) & set(schema.names):
             found = ", ".join(schema.names) or "none"
-            raise ConfigError(f"{name} has neither a column item nor a column items, but {found}.", option)
+            needed = " nor ".join(f"a column {each}" for each in asked.needed)
+            raise ConfigError(f"{name} has neither {needed}, but {found}.", option)
         for each in self._columns:
             if schema.names.count(each) > 1:
                 raise ConfigError(f"{name} has {schema.names.count(each)} columns that are called {each}.", option)
-        self.id_type = schema.field("id").type if "id" in schema.names else None
+        self.id_type = schema.field(ID_COLUMN).type if ID_COLUMN in schema.names else None
 
-    def rows(self, groups: list[int], begin: int, end: int, query: str | None) -> Iterator[InputRow]:
+    def rows(self, groups: list[int], begin: int, end: int) -> Iterator[InputRow]:
         """Yield some rows; few of them are in memory at once.
 
         Args:
             groups: The row groups they are in.
             begin: The first row, counted from the beginning of the first of these groups.
             end: The row after the last one, counted likewise.
-            query: For rows without their own.
 
         Raises:
             ConfigError: the file cannot be read.
@@ -81,17 +82,17 @@ class Parquet:
             for batch in self._file.iter_batches(_ROWS, row_groups=groups, columns=self._columns, use_threads=False):
                 if row >= end:
                     return
-                yield from read_table(batch.slice(max(0, begin - row), max(0, end - max(row, begin))), query)
+                yield from read_table(batch.slice(max(0, begin - row), max(0, end - max(row, begin))), self._asked)
                 row += batch.num_rows
 
-    def rows_from(self, begin: int, query: str | None) -> Iterator[InputRow]:
+    def rows_from(self, begin: int) -> Iterator[InputRow]:
         """Yield the rows from a row of the file on; otherwise as `rows`."""
         group = before = 0
         while group < self.footer.num_row_groups and before + self.footer.row_group(group).num_rows <= begin:
             before += self.footer.row_group(group).num_rows
             group += 1
         groups = list(range(group, self.footer.num_row_groups))
-        return self.rows(groups, begin - before, self.footer.num_rows - before, query)
+        return self.rows(groups, begin - before, self.footer.num_rows - before)
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
@@ -102,32 +103,38 @@ class Parquet:
             raise ConfigError(message, self._option) from None
 
 
-def read_table(table: pa.Table | pa.RecordBatch, query: str | None) -> list[InputRow]:
-    """Return the rows of a table with columns named as in `COLUMNS`; `query` is for rows without their own."""
-    columns = {name: _read_column(name, table.column(name)) for name in COLUMNS if name in table.schema.names}
+def names_of(asked: OfflineTask) -> list[str]:
+    """Return the names of the columns that rows are read from, besides that of their ids."""
+    return [column.name for column in asked.columns]
+
+
+def read_table(table: pa.Table | pa.RecordBatch, asked: OfflineTask) -> list[InputRow]:
+    """Return the rows of a table, of which an answer to `asked` is wanted."""
+    found = table.schema.names
+    columns = {each.name: _read_column(each, table.column(each.name)) for each in asked.columns if each.name in found}
+    if ID_COLUMN in found:
+        columns[ID_COLUMN] = _ids(table.column(ID_COLUMN))
     rows = []
     for index in range(table.num_rows):
         values = {name: column[index] for name, column in columns.items()}
         unreadable = [value for value in values.values() if isinstance(value, _Unreadable)]
         if unreadable:
-            rows.append(InputRow(query, [], id=values.get("id"), error=unreadable[0].error))
+            rows.append(InputRow(None, [], id=values.get(ID_COLUMN), error=unreadable[0].error))
         else:
-            rows.append(read_row(values, query))
+            rows.append(asked.read(values))
     return rows
 
 
-def _read_column(name: str, column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    if name == "id":
-        return _ids(column)
-    fits = _is_list_of(_is_input) if name == "items" else _is_input
-    if isinstance(column.type, pa.BaseExtensionType) or (fits(column.type) and _has_bytes(column.type)):
-        return [_plain(name, scalar) for scalar in column]
-    if not fits(column.type):
-        return [_unreadable(name, scalar) if scalar.is_valid else None for scalar in column]
+def _read_column(column: InputColumn, values: pa.Array | pa.ChunkedArray) -> list[Any]:
+    fits, _ = _KINDS[column.holds]
+    if isinstance(values.type, pa.BaseExtensionType) or (fits(values.type) and _has_bytes(values.type)):
+        return [_plain(column, scalar) for scalar in values]
+    if not fits(values.type):
+        return [_unreadable(column, scalar) if scalar.is_valid else None for scalar in values]
     try:
-        return column.to_pylist()
+        return values.to_pylist()
     except UnicodeDecodeError:  # bytes that a file calls a text without being one
-        return [_plain(name, scalar) for scalar in column]
+        return [_plain(column, scalar) for scalar in values]
 
 
 def _ids(column: pa.Array | pa.ChunkedArray) -> list[pa.Array | None]:
@@ -183,15 +190,22 @@ def _has_bytes(type: pa.DataType) -> bool:
     return is_any(_BYTES, type)
 
 
-def _plain(name: str, scalar: pa.Scalar) -> Any:
+_KINDS = {
+    "input": (_is_input, "a text or a list of token ids"),
+    "inputs": (_is_list_of(_is_input), "a list of texts or of lists of token ids"),
+}
+"""By what a column holds: which types do, and how they are called."""
+
+
+def _plain(column: InputColumn, scalar: pa.Scalar) -> Any:
     """Return a value as text, or as lists of texts and ids; bytes and what an extension's values are in Python too."""
     try:
         value = _as_lists(scalar.as_py())
     except UnicodeDecodeError:
-        return _unreadable(name, scalar, " and bytes that are not UTF-8")
+        return _unreadable(column, scalar, " and bytes that are not UTF-8")
     except (TypeError, OverflowError, ValueError):  # of Python's dates, too, which end with the year 9999
-        return _unreadable(name, scalar)
-    return _unreadable(name, scalar) if isinstance(value, int) else value
+        return _unreadable(column, scalar)
+    return _unreadable(column, scalar) if isinstance(value, int) else value
 
 
 def _as_lists(value: Any) -> Any:
@@ -206,12 +220,7 @@ def _as_lists(value: Any) -> Any:
     raise TypeError(type(value))
 
 
-def _unreadable(name: str, scalar: pa.Scalar, and_more: str = "") -> _Unreadable:
-    code = "invalid_query_type" if name == "query" else "invalid_items_type"
-    wanted = "a list of texts or of lists of token ids" if name == "items" else "a text or a list of token ids"
-    return _Unreadable(
-        {
-            "code": code,
-            "message": f"The column {name} has type {scalar.type}{and_more}; it must be {wanted}.",
-        }
-    )
+def _unreadable(column: InputColumn, scalar: pa.Scalar, and_more: str = "") -> _Unreadable:
+    _, wanted = _KINDS[column.holds]
+    message = f"The column {column.name} has type {scalar.type}{and_more}; it must be {wanted}."
+    return _Unreadable({"code": column.code, "message": message})

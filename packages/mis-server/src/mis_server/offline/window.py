@@ -7,14 +7,14 @@ in the window until those of all rows before it are there.
 
 import asyncio
 import marshal
-import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from mis_server.offline.asked import OfflineQuery
-from mis_server.offline.rows import InputRow
+from mis_server.offline.asked import OfflineTask
+from mis_server.offline.rows import InputRow, RowSize
+from mis_server.offline.sizes import bytes_of
 
 UNANSWERED_ROWS = 16_384
 """Rows without an answer: those that may be brought together."""
@@ -23,7 +23,7 @@ HELD_ROWS = 2 * UNANSWERED_ROWS
 """Rows that are not written yet, answered or not: what a run that is killed has to ask for again, at most."""
 
 HELD_BYTES = 64 * 1024 * 1024
-"""Of rows that are not written yet: query and items until they are answered, id and scores until they are written."""
+"""Of rows that are not written yet: query and items until they are answered, id and answer until they are written."""
 
 REQUESTS = 512
 """Requests under way: 256, which can share a step, and as many that are prepared meanwhile."""
@@ -36,14 +36,12 @@ RUN_ROWS = 512
 
 _READ_AT_ONCE = 512  # rows, after which a request may start before the window is full
 _WITHOUT_PAUSE = 32  # rows, after which others have the event loop
-_BYTES_PER_TOKEN = 4  # of common text; batches only have to be about as large as asked for
 _ROW_BYTES = 512  # of what holds a row's fields, here and in the window
-_LIST_BYTES, _FLOAT_BYTES = 64, 32  # of Python's; a float with its place in the list
 
 Score = Callable[[list[InputRow]], Coroutine[Any, Any, None]]
 
 
-async def in_order(rows: Iterable[InputRow], score: Score, asked: OfflineQuery) -> AsyncGenerator[list[InputRow]]:
+async def in_order(rows: Iterable[InputRow], score: Score, asked: OfflineTask) -> AsyncGenerator[list[InputRow]]:
     """Yield runs of rows in the input's order, with their answers but without their query and items.
 
     Close it, by `contextlib.aclosing`: what is under way ends with it.
@@ -51,7 +49,7 @@ async def in_order(rows: Iterable[InputRow], score: Score, asked: OfflineQuery) 
     Args:
         rows: The input, read as far as the window has room.
         score: Gives rows of one query their answers; called for several batches at a time.
-        asked: How many items and tokens a batch may have, and how many labels items have.
+        asked: How many items and tokens a batch may have, and how large rows and their answers are.
 
     Raises:
         Exception: what `rows` or `score` raise.
@@ -78,15 +76,15 @@ class _HeldRow:
 
     Attributes:
         row: The row.
-        tokens: Of its items, about.
+        size: What it adds to a request.
         asked_bytes: Of query and items.
-        answer_bytes: Of id and scores.
+        answer_bytes: Of id and answer.
         is_asked: Whether it is asked for.
         is_answered: Whether it has its answer.
     """
 
     row: InputRow
-    tokens: int
+    size: RowSize
     asked_bytes: int
     answer_bytes: int
     is_asked: bool = False
@@ -103,11 +101,10 @@ class _Batch:
 
 
 class _Window:
-    def __init__(self, rows: Iterable[InputRow], score: Score, asked: OfflineQuery) -> None:
+    def __init__(self, rows: Iterable[InputRow], score: Score, asked: OfflineTask) -> None:
         self._rows = iter(rows)
         self._score = score
         self._asked = asked
-        self._labels = max(1, len(asked.labels) + len(asked.label_token_ids))
         self._held: deque[_HeldRow] = deque()
         self._line: deque[_HeldRow] = deque()  # those that are not asked for, and later ones that are
         self._by_query: dict[str | bytes, deque[_HeldRow]] = {}  # those that are not asked for
@@ -186,8 +183,9 @@ class _Window:
         return self._unanswered < UNANSWERED_ROWS and len(self._held) < HELD_ROWS and self._bytes < HELD_BYTES
 
     def _hold(self, row: InputRow) -> None:
-        answer = _ROW_BYTES + _bytes(row.id) + len(row.items) * (_LIST_BYTES + _FLOAT_BYTES * self._labels)
-        held = _HeldRow(row, sum(map(_tokens, row.items)), _bytes(row.query) + _bytes(row.items), answer)
+        size = self._asked.size(row)
+        answer_bytes = _ROW_BYTES + bytes_of(row.id) + size.answer_bytes
+        held = _HeldRow(row, size, bytes_of(row.query) + bytes_of(row.items), answer_bytes)
         self._held.append(held)
         self._line.append(held)
         self._by_query.setdefault(_key(row.query), deque()).append(held)
@@ -207,37 +205,18 @@ class _Window:
             held = same.popleft()
             held.is_asked = True
             batch.rows.append(held)
-            batch.items += len(held.row.items)
-            batch.tokens += held.tokens
+            batch.items += held.size.items
+            batch.tokens += held.size.tokens
         if not same:
             del self._by_query[_key(query)]
-        batch.tokens += _tokens(query)
+        batch.tokens += batch.rows[0].size.query_tokens
         return batch
 
     def _fits(self, batch: _Batch, held: _HeldRow) -> bool:
-        is_small = batch.items + len(held.row.items) <= self._asked.batch_size
-        return is_small and batch.tokens + held.tokens <= self._asked.batch_tokens
+        is_small = batch.items + held.size.items <= self._asked.batch_size
+        return is_small and batch.tokens + held.size.tokens <= self._asked.batch_tokens
 
 
 def _key(query: Any) -> str | bytes:
     """Return what only equal queries have; lists have no hash, and 1, 1.0 and True are equal to Python."""
     return query if isinstance(query, str) else marshal.dumps(query, 2)  # version 2 writes equal values alike
-
-
-def _tokens(text: Any) -> int:
-    if isinstance(text, str):
-        return len(text) // _BYTES_PER_TOKEN + 1
-    return len(text) if isinstance(text, list) else 1
-
-
-def _bytes(value: Any) -> int:
-    """Return the memory of a value with all that is in it."""
-    total, left = 0, [value]
-    while left:
-        each = left.pop()
-        total += sys.getsizeof(each)
-        if isinstance(each, list):
-            left += each
-        elif isinstance(each, dict):
-            left += [*each.keys(), *each.values()]
-    return total

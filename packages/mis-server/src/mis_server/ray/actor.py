@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mis_core.config import EngineConfig
-from mis_server.offline.asked import OfflineQuery
+from mis_server.offline.asked import OfflineTask
 from mis_server.offline.rows import InputRow
 from mis_server.offline.scorer import Scorer, running_scorer
 from mis_server.offline.window import in_order
@@ -16,7 +16,7 @@ from mis_server.offline.window import in_order
 class Host:
     """Holds an engine process, which is started when rows arrive, restarted when it ends, and ends with the actor."""
 
-    def __init__(self, asked: OfflineQuery, config: EngineConfig) -> None:
+    def __init__(self, asked: OfflineTask, config: EngineConfig) -> None:
         self._asked = asked
         self._config = config
         self._starting = asyncio.Lock()
@@ -31,7 +31,7 @@ class Host:
             return self._scorer
 
     async def score(self, rows: list[InputRow]) -> None:
-        """Give every row its scores or its error, through the window of `mis-server score`.
+        """Give every row its answer or its error, through the window of `mis-server score`.
 
         Raises:
             ConfigError, ModelError, EngineUnavailable: as `running_scorer`, and as `Scorer.score`.

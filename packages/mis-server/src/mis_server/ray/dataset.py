@@ -10,8 +10,9 @@ from ray.data import ActorPoolStrategy, Dataset
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
 from mis_server.offline.answers import columns
-from mis_server.offline.asked import ERROR_COLUMN, SCORE_COLUMN, OfflineQuery
-from mis_server.offline.tables import SCORED, read_table
+from mis_server.offline.query import SCORE_COLUMN, OfflineQuery
+from mis_server.offline.rows import ERROR_COLUMN
+from mis_server.offline.tables import names_of, read_table
 from mis_server.ray.actor import Host, for_actors
 
 
@@ -135,8 +136,9 @@ class _BatchScorer:
     async def __call__(self, table: pa.Table) -> pa.Table:
         """Return the table with its scores."""
         _check_names(self._new, table.column_names)
-        rows = read_table(table.select([name for name in SCORED if name in table.column_names]), self._asked.query)
+        names = [name for name in names_of(self._asked) if name in table.column_names]
+        rows = read_table(table.select(names), self._asked)
         await self._host.score(rows)
-        for name, column in zip(self._new.values(), columns(rows), strict=True):
+        for name, column in zip(self._new.values(), columns(rows, self._asked).values(), strict=True):
             table = table.append_column(name, column)
         return table

@@ -17,10 +17,10 @@ import ray.data
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, EngineUnavailable, MisError, ModelError
 from mis_server.offline.answers import Schema, id_type, parquet_of, table_of
-from mis_server.offline.asked import OfflineQuery, decisive
+from mis_server.offline.asked import OfflineTask, decisive
 from mis_server.offline.folder import JobFolder, everywhere, file_system
 from mis_server.offline.places import LOCAL, Place, check_apart, engine_places
-from mis_server.offline.rows import InputRow, write_lines
+from mis_server.offline.rows import InputRow
 from mis_server.ray.actor import Host, for_actors
 from mis_server.ray.dataset import Actors
 from mis_server.ray.parts import DatasetPart, Source, digest, plan, read_rows, reads, sources
@@ -64,7 +64,7 @@ class Counts:
 
 def score_files(
     files: JobFiles,
-    asked: OfflineQuery,
+    asked: OfflineTask,
     config: EngineConfig,
     actors: Actors,
     *,
@@ -91,8 +91,8 @@ def score_files(
     fs, pattern = file_system(files.input)
     found = sources(fs, pattern)
     check_output(files, found, config)
-    planned = plan(fs, found, files.part_bytes)
-    schema = Schema(asked.score_column, id_type(planned.id_types)) if files.format == "parquet" else None
+    planned = plan(fs, found, files.part_bytes, asked)
+    schema = Schema(asked, id_type(planned.id_types)) if files.format == "parquet" else None
     made_with = decisive(asked, config) | {"part_bytes": files.part_bytes, "input": digest(fs, found)}
     output = JobFolder(files.output, files.format, made_with)
     written = output.check(config.dtype, overwrite=overwrite)
@@ -133,7 +133,7 @@ def _run(
     missing: list[DatasetPart],
     actors: Actors,
     output: JobFolder,
-    asked: tuple[JobFiles, OfflineQuery, EngineConfig],
+    asked: tuple[JobFiles, OfflineTask, EngineConfig],
     schema: Schema | None,
 ) -> tuple[int, int]:
     """Score parts; return how many rows there were, and how many have an error."""
@@ -196,7 +196,7 @@ class _PartScorer:
     def __init__(
         self,
         files: JobFiles,
-        asked: OfflineQuery,
+        asked: OfflineTask,
         config: EngineConfig,
         output: JobFolder,
         agreement: Any,
@@ -227,16 +227,13 @@ class _PartScorer:
     async def _score(self, part: DatasetPart) -> list[InputRow]:
         await self._check_type()
         fs, _ = file_system(self._files.input)
-        rows = await asyncio.to_thread(read_rows, fs, part, self._asked.query)
+        rows = await asyncio.to_thread(read_rows, fs, part, self._asked)
         await self._host.score(rows)
         await asyncio.to_thread(self._publish, part, rows)
         return rows
 
     def _publish(self, part: DatasetPart, rows: list[InputRow]) -> None:
-        if self._schema is None:
-            content = write_lines(rows, self._asked.score_column)
-        else:
-            content = parquet_of(table_of(rows, self._schema))
+        content = self._asked.write_lines(rows) if self._schema is None else parquet_of(table_of(rows, self._schema))
         self._output.publish(part.name, content)
 
     async def _check_type(self) -> None:

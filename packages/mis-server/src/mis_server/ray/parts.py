@@ -19,8 +19,9 @@ import pyarrow.fs
 
 from mis_core.errors import ConfigError
 from mis_server.offline import tables, text
+from mis_server.offline.asked import OfflineTask
 from mis_server.offline.inputs import check_unchanged
-from mis_server.offline.rows import InputRow, read_line
+from mis_server.offline.rows import InputRow
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", tables.SUFFIX)
 MAX_EXPANDED_BYTES = 1024**3
@@ -159,14 +160,14 @@ class RunPlan:
     id_types: list[tuple[str, pa.DataType | None]]
 
 
-def plan(fs: pa.fs.FileSystem, files: list[Source], part_bytes: int) -> RunPlan:
+def plan(fs: pa.fs.FileSystem, files: list[Source], part_bytes: int, asked: OfflineTask) -> RunPlan:
     """Cut files into parts of about so many bytes, of Parquet uncompressed ones.
 
     Raises:
         ConfigError: a file is not what its suffix says.
     """
     with ThreadPool(_READERS) as pool:
-        found = pool.map(partial(_plan, fs, part_bytes), files)
+        found = pool.map(partial(_plan, fs, part_bytes, asked), files)
     parts = [
         replace(part, version=(source.size, source.modified_ns))
         for source, each in zip(files, found, strict=True)
@@ -175,12 +176,12 @@ def plan(fs: pa.fs.FileSystem, files: list[Source], part_bytes: int) -> RunPlan:
     return RunPlan(parts, [named for each in found for named in each.id_types])
 
 
-def _plan(fs: pa.fs.FileSystem, part_bytes: int, source: Source) -> RunPlan:
+def _plan(fs: pa.fs.FileSystem, part_bytes: int, asked: OfflineTask, source: Source) -> RunPlan:
     if not source.name.endswith(tables.SUFFIX):
         return RunPlan(list(_text_parts(fs, source, part_bytes)), [(source.path, pa.string())])
     try:
         with fs.open_input_file(source.path) as file:
-            parquet = tables.Parquet(file, source.path, "input")
+            parquet = tables.Parquet(file, source.path, "input", asked)
             return RunPlan(list(_parquet_parts(source, parquet.footer, part_bytes)), [(source.path, parquet.id_type)])
     except OSError as error:
         raise ConfigError(f"{source.path} cannot be read: {str(error).splitlines()[0]}", "input") from None
@@ -242,26 +243,26 @@ def _name(source: Source, begin: int) -> str:
     return f"{source.name}/{begin:015d}"
 
 
-def read_rows(fs: pa.fs.FileSystem, part: DatasetPart, query: str | None) -> list[InputRow]:
-    """Return the rows of a part; `query` is for rows without their own.
+def read_rows(fs: pa.fs.FileSystem, part: DatasetPart, asked: OfflineTask) -> list[InputRow]:
+    """Return the rows of a part.
 
     Raises:
         ConfigError: the file cannot be read, or is not what it was when it was cut into parts.
     """
     with fs.open_input_file(part.path) as file:
-        rows = _rows(file, part, query)
+        rows = _rows(file, part, asked)
     check_unchanged(part.path, _version(fs.get_file_info(part.path)), part.version, "input")
     return rows
 
 
-def _rows(file: pa.NativeFile, part: DatasetPart, query: str | None) -> list[InputRow]:
+def _rows(file: pa.NativeFile, part: DatasetPart, asked: OfflineTask) -> list[InputRow]:
     if not part.path.endswith(tables.SUFFIX):
         is_compressed = text.is_compressed(file.read(text.HEAD_BYTES))
         file.seek(0)
         lines = _expanded_lines(file, part) if is_compressed else _lines(file, part)
-        return [read_line(line, query) for line in lines]
-    parquet = tables.Parquet(file, part.path, "input")
-    return list(parquet.rows(list(part.groups), part.begin, part.end, query))
+        return [asked.read_line(line) for line in lines]
+    parquet = tables.Parquet(file, part.path, "input", asked)
+    return list(parquet.rows(list(part.groups), part.begin, part.end))
 
 
 def _expanded_lines(file: pa.NativeFile, part: DatasetPart) -> Iterator[bytes]:
