@@ -12,7 +12,7 @@ from mis_core.errors import ConfigError
 from mis_server.cli import main
 from mis_server.offline.asked import decisive
 from mis_server.offline.folder import JobFolder, everywhere, file_system
-from mis_server.offline.places import Place, check_apart
+from mis_server.offline.places import Place, check_apart, engine_places
 from mis_server.offline.query import OfflineQuery
 from mis_server.ray.actor import for_actors
 from mis_server.ray.job import JobFiles, check_output
@@ -135,7 +135,7 @@ def test_a_file_of_somebody_else_in_our_folder_is_left_alone(tmp_path: Path, nam
 def check(folder: Path, source: str, target: str, **engine: str) -> None:
     files = JobFiles(input=everywhere(str(folder / source)), output=everywhere(str(folder / target)), format="jsonl")
     fs, pattern = file_system(files.input)
-    check_output(files, sources(fs, pattern), EngineConfig(**{"model": str(folder / "model"), **engine}))
+    check_output(files, sources(fs, pattern), engine_places(EngineConfig(**{"model": str(folder / "model"), **engine})))
 
 
 def test_an_output_that_is_read_is_refused(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""The command `mis-server`: `serve` and `score`, whose options are fields of dataclasses."""
+"""The command `mis-server`: `serve`, `score` and `decide`, whose options are fields of dataclasses."""
 
 import click
 
 from mis_server import __version__
+from mis_server.cli.decide import DECIDE
 from mis_server.cli.score import SCORE
 from mis_server.cli.serve import SERVE
 
@@ -15,3 +16,4 @@ def main() -> None:
 
 main.add_command(SERVE)
 main.add_command(SCORE)
+main.add_command(DECIDE)

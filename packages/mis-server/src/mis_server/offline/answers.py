@@ -14,7 +14,12 @@ from mis_server.offline.asked import OfflineTask
 from mis_server.offline.rows import ERROR_COLUMN, ID_COLUMN, InputRow
 from mis_server.offline.tables import BINARIES, STRINGS, is_any
 
-_KINDS = {"scores": pa.list_(pa.list_(pa.float32()))}
+_KINDS = {
+    "scores": pa.list_(pa.list_(pa.float32())),
+    "text": pa.string(),
+    "texts": pa.list_(pa.string()),
+    "count": pa.int64(),
+}
 _ERROR = pa.struct([("code", pa.string()), ("message", pa.string())])
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 

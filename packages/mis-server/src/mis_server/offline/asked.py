@@ -12,11 +12,15 @@ import msgspec
 
 from mis_core.config import EngineConfig
 from mis_server.model import Model
+from mis_server.offline.places import Place
 from mis_server.offline.rows import InputColumn, InputRow, RowSize
 from mis_server.offline.text import MAX_LINE_BYTES, is_too_long, without_mark
 
 UNIMPORTANT = {"changes_answers": False}
 """Metadata of a field that an output does not depend on."""
+
+Held = Literal["scores", "text", "texts", "count"]
+"""What a column of answers holds: of `scores` a list of float32 for each item."""
 
 ERROR = b'{"error":'
 """How the line of a row with an error begins."""
@@ -69,12 +73,21 @@ class OfflineTask(ABC):
 
     @property
     @abstractmethod
-    def answer_columns(self) -> Mapping[str, Literal["scores"]]:
-        """Columns of answers in a table by their names, and what they hold: a list of float32 for each item."""
+    def answer_columns(self) -> Mapping[str, Held]:
+        """Columns of answers in a table by their names, and what they hold."""
 
     @abstractmethod
     def cells(self, row: InputRow) -> dict[str, Any]:
         """Return the values of those columns for a row with an answer."""
+
+    @property
+    def also_read(self) -> list[Place]:
+        """Files that it was read from, which no output may be."""
+        return []
+
+    def requests(self, rows: list[InputRow]) -> list[list[InputRow]]:
+        """Return those rows of one query together that one request asks for."""
+        return [rows] if rows else []
 
     def depends_on(self, config: EngineConfig) -> dict[str, Any]:
         """Return what answers depend on besides the fields and what all kinds depend on."""

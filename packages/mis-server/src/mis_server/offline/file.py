@@ -129,6 +129,7 @@ def _check_apart(job: Job, config: EngineConfig) -> None:
         Place("the input", source),
         Place("the note of the input", str(note_of(Path(source)))),
         *engine_places(config),
+        *job.asked.also_read,
     ]
     written = [job.output]
     if is_standard_output(job.output):

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, RequestError
@@ -13,7 +13,7 @@ from mis_core.tasks.recipes.recipe import recipes_digest
 from mis_core.tasks.rerank.task import RERANK
 from mis_core.tasks.score.task import SCORE
 from mis_server.model import Model
-from mis_server.offline.asked import OfflineTask
+from mis_server.offline.asked import Held, OfflineTask
 from mis_server.offline.rows import ERROR_COLUMN, ID_COLUMN, InputColumn, InputRow, RowSize
 from mis_server.offline.sizes import tokens_of
 
@@ -135,7 +135,7 @@ class OfflineQuery(OfflineTask):
         return {self.score_column: row.answer if row.is_list else row.answer[0]}
 
     @property
-    def answer_columns(self) -> Mapping[str, Literal["scores"]]:
+    def answer_columns(self) -> Mapping[str, Held]:
         """Columns of answers in a table."""
         return {self.score_column: "scores"}
 

@@ -12,11 +12,12 @@ class InputRow:
     """A row of the input, and later its answer.
 
     Attributes:
-        query: What rows may share: a text or ids.
-        items: What is asked of it: texts or lists of ids; one, or as many as the row lists.
+        query: What rows may share: a text or ids; of decisions a state.
+        items: What is asked of it: texts or lists of ids, one, or as many as the row lists; of decisions one object of
+            questions.
         is_list: Whether the row has a list of items, and its answer is a list for each.
         id: What the output repeats, None for nothing: any value of JSON, or of a table an Arrow array of this one.
-        answer: For each item a value for each label; None before, and if there is an error.
+        answer: For each item a value for each label, of decisions the reply; None before, and if there is an error.
         error: Why the row has no answer: `code` and `message`.
     """
 
@@ -34,12 +35,12 @@ class InputColumn:
 
     Attributes:
         name: Its name, and that of a line's field.
-        holds: `input`: a text or token ids; `inputs`: a list of these.
+        holds: `input`: a text or token ids; `inputs`: a list of these; `text`: a text; `json`: a text of JSON.
         code: Of the error of a row whose value is another.
     """
 
     name: str
-    holds: Literal["input", "inputs"]
+    holds: Literal["input", "inputs", "text", "json"]
     code: str
 
 

@@ -14,7 +14,7 @@ from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.process.client import EngineFault
 from mis_core.process.quarantine import RequestRefused
-from mis_server.model import Model, running_model
+from mis_server.model import Model, running_model, some_at_a_time
 from mis_server.offline.asked import OfflineTask
 from mis_server.offline.rows import InputRow
 
@@ -40,22 +40,27 @@ class Scorer:
         Raises:
             EngineUnavailable: the engine ended again and again.
         """
-        good = [row for row in rows if row.error is None]
-        if not good:
-            return
+        requests = self._asked.requests([row for row in rows if row.error is None])
+        for first in requests[:1]:  # so that the others find its query in the cache
+            await self._score(first)
+        if others := requests[1:]:
+            await some_at_a_time(self._score, others)
+
+    async def _score(self, rows: list[InputRow]) -> None:
+        """Give every row of a request its answer or its error."""
         try:
-            answers = await self._ask(good)
+            answers = await self._ask(rows)
         except (RequestError, RequestRefused, EngineFault) as error:
-            if len(good) > 1:  # one row is at fault: ask for parts, so that the others are scored
+            if len(rows) > 1:  # one row is at fault: ask for parts, so that the others are scored
                 # Where the engine's process ended, each further attempt with that row may end it again.
-                size = 1 if isinstance(error, RequestRefused) else -(-len(good) // 2)
-                for begin in range(0, len(good), size):
-                    await self.score(good[begin : begin + size])
+                size = 1 if isinstance(error, RequestRefused) else -(-len(rows) // 2)
+                for begin in range(0, len(rows), size):
+                    await self._score(rows[begin : begin + size])
                 return
             code = error.code if isinstance(error, RequestError) else "internal_error"
-            good[0].error = {"code": code, "message": str(error.args[0])}
+            rows[0].error = {"code": code, "message": str(error.args[0])}
             return
-        for row, answer in zip(good, answers, strict=True):
+        for row, answer in zip(rows, answers, strict=True):
             row.answer = answer
 
     async def _ask(self, rows: list[InputRow]) -> list[Any]:

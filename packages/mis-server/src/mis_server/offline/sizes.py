@@ -14,6 +14,11 @@ def tokens_of(text: Any) -> int:
     return len(text) if isinstance(text, list) else 1
 
 
+def json_tokens_of(value: Any) -> int:
+    """Return about how many tokens a value of JSON has."""
+    return sum(tokens_of(each) if isinstance(each, str) else 1 for each in _values(value))
+
+
 def bytes_of(value: Any) -> int:
     """Return the memory of a value with all that is in it."""
     return sum(map(sys.getsizeof, _values(value)))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet
 
@@ -60,7 +61,8 @@ class Parquet:
         if not set(asked.needed) & set(schema.names):
             found = ", ".join(schema.names) or "none"
             needed = " nor ".join(f"a column {each}" for each in asked.needed)
-            raise ConfigError(f"{name} has neither {needed}, but {found}.", option)
+            lacks = f"neither {needed}" if asked.needed[1:] else f"no column {asked.needed[0]}"
+            raise ConfigError(f"{name} has {lacks}, but {found}.", option)
         for each in self._columns:
             if schema.names.count(each) > 1:
                 raise ConfigError(f"{name} has {schema.names.count(each)} columns that are called {each}.", option)
@@ -126,6 +128,21 @@ def read_table(table: pa.Table | pa.RecordBatch, asked: OfflineTask) -> list[Inp
 
 
 def _read_column(column: InputColumn, values: pa.Array | pa.ChunkedArray) -> list[Any]:
+    read = _read_values(column, values)
+    return [_decoded(column, each) for each in read] if column.holds == "json" else read
+
+
+def _decoded(column: InputColumn, text: Any) -> Any:
+    """Return what a text of JSON says."""
+    if not isinstance(text, str):
+        return text
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return _Unreadable({"code": column.code, "message": f"The column {column.name} has a text that is not JSON."})
+
+
+def _read_values(column: InputColumn, values: pa.Array | pa.ChunkedArray) -> list[Any]:
     fits, _ = _KINDS[column.holds]
     if isinstance(values.type, pa.BaseExtensionType) or (fits(values.type) and _has_bytes(values.type)):
         return [_plain(column, scalar) for scalar in values]
@@ -169,6 +186,10 @@ def _is_text(type: pa.DataType) -> bool:
     return _is_text(type.value_type) if pa.types.is_dictionary(type) else is_any((*STRINGS, *_BYTES), type)
 
 
+def _is_text_or_null(type: pa.DataType) -> bool:
+    return _is_text(type) or pa.types.is_null(type)
+
+
 def _is_list_of(is_element: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bool]:
     def fits(type: pa.DataType) -> bool:
         return pa.types.is_null(type) or (is_any(_LISTS, type) and is_element(type.value_type))
@@ -193,6 +214,8 @@ def _has_bytes(type: pa.DataType) -> bool:
 _KINDS = {
     "input": (_is_input, "a text or a list of token ids"),
     "inputs": (_is_list_of(_is_input), "a list of texts or of lists of token ids"),
+    "text": (_is_text_or_null, "a text"),
+    "json": (_is_text_or_null, "a text of JSON"),
 }
 """By what a column holds: which types do, and how they are called."""
 
@@ -205,7 +228,8 @@ def _plain(column: InputColumn, scalar: pa.Scalar) -> Any:
         return _unreadable(column, scalar, " and bytes that are not UTF-8")
     except (TypeError, OverflowError, ValueError):  # of Python's dates, too, which end with the year 9999
         return _unreadable(column, scalar)
-    return _unreadable(column, scalar) if isinstance(value, int) else value
+    only_text = column.holds in ("text", "json")
+    return _unreadable(column, scalar) if isinstance(value, (int, list) if only_text else int) else value
 
 
 def _as_lists(value: Any) -> Any:

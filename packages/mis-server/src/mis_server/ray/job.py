@@ -90,7 +90,7 @@ def score_files(
     files = replace(files, input=everywhere(files.input), output=everywhere(files.output))
     fs, pattern = file_system(files.input)
     found = sources(fs, pattern)
-    check_output(files, found, config)
+    check_output(files, found, [*engine_places(config), *asked.also_read])
     planned = plan(fs, found, files.part_bytes, asked)
     schema = Schema(asked, id_type(planned.id_types)) if files.format == "parquet" else None
     made_with = decisive(asked, config) | {"part_bytes": files.part_bytes, "input": digest(fs, found)}
@@ -107,20 +107,20 @@ def score_files(
     return Counts(rows, errors, len(missing), len(planned.parts) - len(missing))
 
 
-def check_output(files: JobFiles, found: list[Source], config: EngineConfig) -> None:
+def check_output(files: JobFiles, found: list[Source], others: list[Place]) -> None:
     """Refuse an output that is read, or that the next run would read.
 
     Args:
         files: With paths that mean the same everywhere.
         found: The files of the input.
-        config: The engine's options.
+        others: What else is read.
 
     Raises:
         ConfigError: it is.
     """
     (source_fs, pattern), (fs, folder) = file_system(files.input), file_system(files.output)
     inputs = [Place("the input", each.path, source_fs.type_name) for each in found]
-    check_apart([*inputs, *engine_places(config)], [folder], fs.type_name)
+    check_apart([*inputs, *others], [folder], fs.type_name)
     if fs.type_name == LOCAL:
         pattern, folder = os.path.realpath(pattern), os.path.realpath(folder)
     part = posixpath.join(folder, found[0].name, f"{0:015d}.{files.format}")

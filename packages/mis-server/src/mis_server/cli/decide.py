@@ -1,0 +1,90 @@
+"""`mis-server decide`: questions about the states of files, here or on a Ray cluster."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import click
+
+from mis_core.config import EngineConfig
+from mis_server.cli.command import Command
+from mis_server.cli.files import FORMATS, MANY, AnsweredFiles, ClusterOptions
+from mis_server.cli.options import declared, options_of, read, read_engine
+from mis_server.settings import ServerConfig
+from mis_server.telemetry.logs import log_to_stderr
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecideOptions:
+    """The options of the command without those of the engine and of a cluster, in the order of `--help`."""
+
+    input: str | None = declared(
+        None,
+        "File of states: JSONL, as it is or compressed (gzip, zstd), or Parquet; or - for standard input. With --ray, "
+        "a file, folder or glob of .jsonl, .jsonl.gz, .jsonl.zst and .parquet files, on disk or at s3://..., "
+        "gs://...; default: none, needed.",
+    )
+    questions: str | None = declared(
+        None,
+        "JSON file with an object of System One's questions by their ids, for lines without their own; default: none.",
+        metavar="FILE",
+    )
+    output: str | None = declared(
+        None,
+        "JSONL file of answers, or - for standard output; for Parquet, and with --ray, a folder; default: next to the "
+        "input.",
+    )
+    abstain_below: float | None = declared(
+        None,
+        "Ids of answers whose confidence is below this are listed in `x_abstained`; default: none.",
+        type=click.FloatRange(0, 1),
+    )
+    on_error: Literal["request", "item"] = declared(
+        "request",
+        "What a question that cannot be asked does: `request` makes an error of its line, `item` an entry in "
+        "`x_errors`.",
+        type=click.Choice(["request", "item"]),
+    )
+    output_format: str | None = declared(
+        None,
+        "Answers as JSONL or as a folder of Parquet files; default: parquet if --output, or with --ray --input, ends "
+        "in .parquet, else jsonl.",
+        type=FORMATS,
+    )
+    overwrite: bool = declared(False, "Start over instead of resuming what this command wrote.", show_default=False)
+    ray: str | None = declared(
+        None,
+        "Answer on a Ray cluster: ADDRESS, or without it the one of this machine or RAY_ADDRESS, else one that is "
+        "started here; default: no cluster.",
+        group=MANY,
+        flag_value="",
+        metavar="[ADDRESS]",
+    )
+
+
+def _decide(**given: Any) -> None:
+    """Answer questions about the states of files with MODEL, without a server; with --ray, on a cluster.
+
+    Each line is an object with `state` and, optionally, `questions` and `id`. The output has one line for each, with
+    what /v1/systemone would reply. To resume an interrupted run, start it again.
+    """
+    engine, options = read_engine(given), read(DecideOptions, given)
+    log_to_stderr("human", "warning")
+    from mis_server.offline.decisions import OfflineDecisions, read_questions
+
+    path = options.questions
+    asked = OfflineDecisions(
+        model_name=ServerConfig(engine=engine).model_name,
+        questions=None if path is None else read_questions(path),
+        questions_file=path,
+        abstain_below=options.abstain_below,
+        on_error=options.on_error,
+    )
+    read(AnsweredFiles, given, answers="decisions", input_option="input").answer(
+        asked, engine, read(ClusterOptions, given)
+    )
+
+
+DECIDE = Command(
+    "decide", _decide, [*options_of(DecideOptions), *options_of(ClusterOptions), *options_of(EngineConfig)]
+)
+"""The command."""
