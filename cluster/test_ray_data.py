@@ -337,3 +337,30 @@ def test_a_dataset_keeps_its_columns_and_may_have_arrays(
     assert rows[3]["why"]["code"] == "missing_items"
     assert rows[4]["why"]["code"] == "invalid_items_type"
     assert rows[4]["why"]["message"].startswith("The column item has type extension<ray.data.")
+
+
+def test_decisions_are_those_of_one_process(ray_cluster: RayNode, checkpoint: Path, tmp_path: Path) -> None:
+    noul = {"type": "noul", "instructions": "Is it about animals?"}
+    choice = {"type": "choice", "criteria": {"cat": "a pet", "dog": None}}
+    (tmp_path / "questions.json").write_text(json.dumps({"animals": noul, "which": choice}))
+    lines: list[Any] = [{"id": row, "state": {"text": f"State {row % 7}."}} for row in range(40)]
+    lines[3]["questions"], lines[5]["state"], lines[9]["questions"] = {"own": noul}, 5, {"bad": {"type": "noul"}}
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "some.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    asked = ("--questions", tmp_path / "questions.json", "--abstain-below", 0.9, *ENGINE)
+
+    def decide(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "mis_server", "decide", str(checkpoint), *map(str, (*arguments, *asked))]
+        return subprocess.run(command, capture_output=True, text=True, timeout=1800)
+
+    ray = ("--ray", ray_cluster.address, "--part-bytes", 700, "--input", tmp_path / "in")
+    done = decide(*ray, "--output", tmp_path / "out")
+    assert done.returncode == 2, done.stderr
+    assert f"Decisions written to {tmp_path / 'out'}: 40 rows in " in done.stdout
+    assert len(written(tmp_path / "out")) > 1
+    done = decide("--input", tmp_path / "in" / "some.jsonl", "--output", tmp_path / "alone.jsonl")
+    assert done.returncode == 2, done.stderr
+    assert whole(tmp_path / "out", "some.jsonl") == (tmp_path / "alone.jsonl").read_bytes()
+    refused = decide(*ray, "--output", tmp_path / "questions.json")
+    assert refused.returncode == 1
+    assert "is the questions, which is read" in refused.stderr
