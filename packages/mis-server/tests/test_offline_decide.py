@@ -181,10 +181,12 @@ class EngineModel:
 
     Attributes:
         log: The ids of questions as they are asked, and again as they are answered.
+        cached: Tokens of each answer that were in the cache.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.log: list[tuple[str, str]] = []
+        self.cached: list[int] = []
         self._engine = engine
 
     async def parse(self, _: Any, fields: dict[str, Any]) -> None:
@@ -195,6 +197,7 @@ class EngineModel:
         self.log.append(("asked", name))
         result = await self._decide(**fields)
         self.log.append(("answered", name))
+        self.cached.append(result.usage.x_cached_tokens)
         return type("Answered", (), {"result": result})
 
     async def _decide(self, state: Any, questions: Any, **options: Any) -> Any:
@@ -203,9 +206,10 @@ class EngineModel:
 
 def test_the_first_row_of_a_state_is_answered_before_the_others_are_asked(engine: Engine) -> None:
     asked, model = OfflineDecisions(model_name="m"), EngineModel(engine)
-    rows = [asked.read({"state": "A cat.", "questions": {f"{row}": NOUL}}) for row in range(6)]
+    rows = [asked.read({"state": "A cat. " * 50, "questions": {f"{row}": NOUL}}) for row in range(6)]
     rows[3].items = [{"3": {"type": "box"}}]
     asyncio.run(Scorer(asked, model, "float32").score(rows))  # pyrefly: ignore[bad-argument-type]
+    assert model.cached[0] + 100 < min(model.cached[1:])
     assert model.log[:2] == [("asked", "0"), ("answered", "0")]
     assert [name for kind, name in model.log[2:7] if kind == "asked"] == ["1", "2", "3", "4", "5"]
     assert [row.error and row.error["code"] for row in rows] == [None] * 3 + ["unsupported_parameter"] + [None] * 2

@@ -1,7 +1,7 @@
 """The answers to questions about states: `mis-server decide`.
 
 Each row is a request of its own, the one that `POST /v1/systemone` would be, so a row that fails concerns no other.
-Rows of one state are asked one after another, or nearly so, and find it in the prefix cache.
+Of rows of one state the first is asked alone, and the others find the state in the prefix cache.
 """
 
 from collections.abc import Mapping, Sequence

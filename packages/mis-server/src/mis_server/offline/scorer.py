@@ -1,8 +1,8 @@
 """Scores batches of rows with an engine process, as the server would, without HTTP.
 
-A batch is one request, so it may ask for what `Limits` allows by default; no option changes that. The processes that
-tokenise it bound its time and memory as those of a body of its size. What else a server bounds has no part here: the
-bytes of bodies, what may wait, deadlines.
+A batch is one request, or several if its kind of question needs that. Each may ask for what `Limits` allows by default;
+no option changes that. The processes that tokenise it bound its time and memory as those of a body of its size. What
+else a server bounds has no part here: the bytes of bodies, what may wait, deadlines.
 """
 
 import asyncio
@@ -41,10 +41,10 @@ class Scorer:
             EngineUnavailable: the engine ended again and again.
         """
         requests = self._asked.requests([row for row in rows if row.error is None])
-        for first in requests[:1]:  # so that the others find its query in the cache
-            await self._score(first)
-        if others := requests[1:]:
-            await some_at_a_time(self._score, others)
+        if requests:
+            await self._score(requests[0])
+        if requests[1:]:  # which now find the query in the prefix cache
+            await some_at_a_time(self._score, requests[1:])
 
     async def _score(self, rows: list[InputRow]) -> None:
         """Give every row of a request its answer or its error."""
