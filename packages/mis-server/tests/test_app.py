@@ -8,6 +8,7 @@ import pytest
 
 import mis_server
 from mis_core.tasks.score.body import ScoreBody
+from mis_server.schemas.system_one import PATHS
 
 
 @pytest.fixture
@@ -39,10 +40,11 @@ def test_the_lists_of_replies_are_documented_though_they_are_encoded_apart(docum
 
 def test_every_route_documents_the_error_envelope(document: dict[str, Any]) -> None:
     assert document["info"]["version"] == mis_server.__version__
-    for operations in document["paths"].values():
+    for path, operations in document["paths"].items():
+        form = "SystemOneError" if path in PATHS else "ErrorReply"
         for operation in operations.values():
             reply = operation["responses"]["default"]["content"]["application/json"]["schema"]
-            assert reply == {"$ref": "#/components/schemas/ErrorReply"}
+            assert reply == {"$ref": f"#/components/schemas/{form}"}
 
 
 def test_the_document_is_behind_the_key(connect: Callable[..., httpx.Client]) -> None:

@@ -54,6 +54,9 @@ missing_input missing_questions missing_messages                                
 empty_input empty_questions empty_messages                                              400 invalid_value_error
 invalid_input invalid_questions invalid_messages                                        400 invalid_request_error
 invalid_choice_order invalid_on_error                                                   400 invalid_value_error
+missing_state missing_states                                                            400 missing_parameter_error
+empty_states invalid_x_on_error invalid_x_choice_order invalid_x_abstain_below          400 invalid_value_error
+invalid_state invalid_states invalid_x_cache_salt_type                                  400 invalid_request_error
 missing_documents                                                                       400 missing_parameter_error
 empty_documents invalid_top_n invalid_max_tokens_per_doc                                400 invalid_value_error
 invalid_documents invalid_return_documents invalid_instruction_type                     400 invalid_request_error
@@ -93,6 +96,7 @@ BEYOND = {
     "profile_under_way": (400, "invalid_request_error"),
     "no_profile": (400, "invalid_request_error"),
     "invalid_http": (400, "invalid_request_error"),
+    "invalid_content_encoding": (400, "invalid_request_error"),
     "invalid_add_special_tokens_type": (400, "invalid_request_error"),
     "invalid_return_layout_type": (400, "invalid_request_error"),
     "foreign_host": (403, "invalid_request_error"),

@@ -201,32 +201,32 @@ def test_more_options_than_labels_are_refused(tmp_path: Path) -> None:
         assert list(other.answers) == ["so"]
 
 
-LAST = "{{ question.name ~ ' ' }}{% for each in question.options %}{{ each ~ ' ' }}{% endfor %}{{ state }}?"
-TWICE = "{{ state }} {{ question.name }} {{ state }}: "
-BY_LENGTH = "{{ 'long ' if state|length > 99 else 'short ' }}{{ state }} {{ question.name }}: "
+LAST = "{{ question.name ~ ' ' }}{% for each in question.options %}{{ each ~ ' ' }}{% endfor %}{{ state }}"
+BY_QUESTION = "{{ state[: 40 + 9 * question.instructions|string|length] }} {{ question.name }}: "
 
 
 @pytest.mark.parametrize(
-    ("template", "rendered"), [(TEMPLATE, 3), (LAST, 3), (TWICE, 30 + 1), (BY_LENGTH, 30 + 1)], ids=["t", "l", "w", "b"]
+    ("template", "rendered"), [(None, 2), (TEMPLATE, 3), (LAST, 3), (BY_QUESTION, 3)], ids=["none", "t", "last", "by"]
 )
-def test_a_long_state_is_rendered_for_each_kind_of_question_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, rendered: int
+def test_each_prompt_is_the_one_that_its_question_has_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str | None, rendered: int
 ) -> None:
     path = with_files(tiny_checkpoint(tmp_path / "model", "qwen3", vocab_size=2048), template, None)
-    tokenizer = Tokenizer.of(EngineConfig(model=str(path)))
+    prompt = "transformers" if template is None else None
+    tokenizer = Tokenizer.of(EngineConfig(model=str(path), decision_prompt=prompt))
     state = "A long state. " * 500
     questions = {f"{name} {number}": QUESTIONS[name] for number in range(10) for name in ("so", "which", "how")}
     sizes: list[int] = []
     render = ChatTemplate.render
 
     def counted(own: ChatTemplate, *arguments: Any, **variables: Any) -> str:
-        sizes.append(len(variables["state"]))
+        sizes.append(len(str(variables.get("state", ""))))
         return render(own, *arguments, **variables)
 
     monkeypatch.setattr(ChatTemplate, "render", counted)
     limits = Limits(context_length=1 << 20, vocab_size=2048)
     parsed = parse_system_one({"state": state, "questions": questions}, tokenizer, limits)
-    assert sum(size == len(state) for size in sizes) == rendered
+    assert sum(size >= len(state) for size in sizes) == (30 if rendered == 3 else 1)
     (request,) = parsed.requests
     for row, asked in enumerate(parsed.asked.questions):
         assert isinstance(asked, AskedQuestion)

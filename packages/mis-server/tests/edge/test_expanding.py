@@ -199,11 +199,3 @@ def test_a_body_of_very_many_frames_is_refused(frame: bytes) -> None:
     assert expanded(frame * 4000, "zstd") == b""
     with pytest.raises(RequestError, match="4096 compressed frames"):
         expanded(frame * 5000, "zstd")
-
-
-def test_bodies_under_way_count_expanded_bytes(connect: Connect, score_body: Body) -> None:
-    body = json.dumps(score_body()).encode()
-    http = connect(max_body_bytes=1000, max_body_bytes_under_way=2000)
-    reply = post(http, zstd.compress(body + b" " * (990 - len(body))), "zstd")
-    assert reply.status_code == 200
-    assert post(http, zstd.compress(body + b" " * 1200), "zstd").status_code == 413

@@ -55,6 +55,8 @@ class Joined(NamedTuple):
         )
 
 
+_NO_IDS = np.empty(0, np.int32)
+
 NOTHING = Joined(np.empty(0, np.int32), np.empty(0, np.int32), np.zeros(1, np.int32), np.empty(0, np.int32))
 """No items, and so no query."""
 
@@ -216,18 +218,25 @@ class Joiner:
         """
         last = last_piece(query)
         head, tail = query[:last], query[last:]
-        _check_characters(tail, items, max_characters, fields[1])
         before = self.marked(head) if head else []
         alone = self.marked(tail, follows=bool(head))
         check_query(len(before) + len(alone), context_length, fields[1])
+        cut = self._seam.cut(tail)
+        if cut is not None:
+            fixed, left = self.marked(tail[:cut], follows=bool(head)), tail[cut - 1]
+            left_len = len(self._encoder.ids(left))  # as in `_join_at`
+            _check_characters(tail[cut:], items, max_characters, fields[1])
+            rest = self._encoder.ids(left + tail[cut:])[left_len:]
+            rows = [self.marked(left + tail[cut:] + item)[left_len:] for item in items]
+            if [*fixed, *rest] == alone and all(rows):
+                return _shared(rest, rows).framed(np.array([*before, *fixed], np.int32), _NO_IDS)
+        _check_characters(tail, items, max_characters, fields[1])
         rows = [self.marked(tail + item, follows=bool(head)) for item in items]
-        lens = np.array([len(row) for row in rows], np.int64)
-        if not lens.all():
-            message = f"{fields[1]}[{int(lens.argmin())}] has no tokens behind the last control token before it."
+        if not all(rows):
+            empty = [bool(row) for row in rows].index(False)
+            message = f"{fields[1]}[{empty}] has no tokens behind the last control token before it."
             raise RequestError("tokenizer_failed", message, fields[0])
-        tokens = np.fromiter(itertools.chain.from_iterable(rows), np.int32)
-        joined = cut_segments(np.array(alone, np.int32), tokens, lens, head_len=0)
-        return joined.framed(np.array(before, np.int32), np.empty(0, np.int32))
+        return _shared(alone, rows).framed(np.array(before, np.int32), _NO_IDS)
 
     def marked(self, text: str, *, follows: bool = False) -> list[int]:
         """Return the ids of a text that may have marked spans.
@@ -305,6 +314,12 @@ class Joiner:
             message = f"The query and {fields[1]}[{int(lens.argmin())}] have no tokens together."
             raise RequestError("empty_query", message, fields[0])
         return tokens, lens
+
+
+def _shared(query: list[int], rows: list[list[int]]) -> Joined:
+    lens = np.array([len(row) for row in rows], np.int64)
+    tokens = np.fromiter(itertools.chain.from_iterable(rows), np.int32)
+    return cut_segments(np.array(query, np.int32), tokens, lens, head_len=0)
 
 
 def check_query(count: int, context_length: int | None, items_field: str) -> None:

@@ -24,6 +24,14 @@ MARK, SPLIT = "<|mark|>", "<|split|>"
 _SENTINEL = re.compile(f"(?<!{_START})(?:{re.escape(MARK)}|{re.escape(SPLIT)})")
 
 
+def without_sentinels(text: str) -> str:
+    """Return a text without marks, and without any `MARK` or `SPLIT`, however they are put together."""
+    text = without_marks(text)
+    while (shorter := text.replace(MARK, "").replace(SPLIT, "")) != text:
+        text = shorter
+    return text
+
+
 def parts_at_marks(prompt: str) -> list[str]:
     """Return the parts of a prompt between its `MARK`s; where it has a `SPLIT`, it will be tokenised apart.
 
@@ -64,7 +72,7 @@ class PlainSpans:
         self.added_tokens_encoder |= {token.content: number for number, token in self._added}
 
     def marker(self, template: str | None, sentinels: tuple[str, ...] = ()) -> Callable[[Any], Any]:
-        """Return what marks the texts within a value, however deep; of objects, not their names.
+        """Return what marks the texts within a value, however deep, and the names in objects.
 
         Args:
             template: What a prompt is rendered by: added tokens that it writes are control tokens, too, which
@@ -81,7 +89,7 @@ class PlainSpans:
         )
         control += sentinels
         pattern, _ = theirs._get_control_token_patterns(control)
-        return functools.partial(theirs.mark_control_tokens, control_tokens_re=pattern)
+        return functools.partial(_marked, functools.partial(theirs.mark_control_tokens, control_tokens_re=pattern))
 
     def encode(self, text: str, ids: Callable[[str], list[int]], *, follows: bool = False) -> list[int]:
         """Return the ids of a text with marked spans; no special tokens are added.
@@ -97,6 +105,14 @@ class PlainSpans:
         from transformers.utils.chat_template_utils import encode_marked_chat
 
         return encode_marked_chat(_AsTheirs(self, ids), _END + text if follows else text)
+
+
+def _marked(mark: Callable[[str], str], value: Any) -> Any:
+    if isinstance(value, str):
+        return mark(value)
+    if isinstance(value, dict):
+        return {_marked(mark, name): _marked(mark, each) for name, each in value.items()}
+    return [_marked(mark, each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 class _AsTheirs:

@@ -164,12 +164,17 @@ class Tokenizer:
         stored = _Stored(self._backend.to_str(), *templates, self.vocabulary.size, self.decision)
         return msgspec.json.encode(stored).decode()
 
-    def with_faults(self, chat: str | None, rerank: str | None) -> Self:
+    def with_faults(self, chat: str | None, rerank: str | None, decision: str | None = None) -> Self:
         """Return the same tokenizer with what is wrong with its templates; None: nothing is.
 
         Raises:
-            ModelError: a template that an option names cannot be compiled.
+            ModelError: a template that an option names, or that of decisions, cannot be compiled.
         """
+        if decision is not None:
+            raise ModelError(
+                f"The template of decisions cannot be compiled: {decision} --decision-prompt mis serves the model "
+                "without it."
+            )
         known = copy.copy(self)
         if self.chat_template is not None:
             known.chat_template = self.chat_template.with_fault(chat)
@@ -179,9 +184,10 @@ class Tokenizer:
 
     def compiled(self) -> Self:
         """Return `with_faults`, having compiled the templates in this process; raises the same."""
+        decision = None if self.decision is None else self.decision.template
         faults = [
             None if template is None else template.find_fault()
-            for template in (self.chat_template, self.rerank_template)
+            for template in (self.chat_template, self.rerank_template, decision)
         ]
         return self.with_faults(*faults)
 

@@ -137,8 +137,9 @@ class ExpandingMiddleware:
         if not (announced.isdecimal() and int(announced) > self._max_bytes):  # that is refused as any other one
             dropped.add(b"content-length")  # of the compressed body
             receive = _Reader(receive, make(), self._max_bytes)
-        kept = [(name, value) for name, value in scope["headers"] if name not in dropped]
-        await self._app({**scope, "headers": kept}, receive, send)
+        # In place: what is outside reads from the scope which route it was.
+        scope["headers"] = [(name, value) for name, value in scope["headers"] if name not in dropped]
+        await self._app(scope, receive, send)
 
 
 class _Reader:

@@ -129,7 +129,7 @@ class OfflineDecisions(OfflineTask):
         }
 
     def depends_on(self, config: EngineConfig) -> dict[str, Any]:
-        """Return by which prompt and in which order options are read, and the questions as text, which keeps their order."""
+        """Return how options are read, and the questions as a text, which keeps their order."""
         questions = _json(self.questions)
         return {"choice_order": config.choice_order, "prompt": config.decision_prompt, "questions": questions}
 

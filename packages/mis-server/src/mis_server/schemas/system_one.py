@@ -118,6 +118,12 @@ def error_of(status: int, code: str, message: str, param: str | None) -> tuple[i
 def _steps(path: str) -> list[str | int]:
     """Return the steps of a path such as `questions["my id"].criteria[3]`."""
     return [
-        json.loads(quoted) if quoted else int(number) if number else name
-        for quoted, number, name in _STEP.findall(path)
+        _unquoted(quoted) if quoted else int(number) if number else name for quoted, number, name in _STEP.findall(path)
     ]
+
+
+def _unquoted(quoted: str) -> str:
+    try:
+        return json.loads(quoted)
+    except ValueError:  # a name of the client's own that only looks like a quoted one
+        return quoted

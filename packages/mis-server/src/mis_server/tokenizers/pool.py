@@ -13,6 +13,7 @@ from mis_core.errors import EngineUnavailable, ModelError
 from mis_core.tokenization import Tokenizer
 from mis_server.errors import TokenizersUnavailable
 from mis_server.tokenizers.process import ProcessEnded, TokenizerProcess
+from mis_server.tokenizers.rendering import Faults
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +167,7 @@ class TokenizerPool:
                 self._large.put_nowait(job)
             return False
 
-    def _learn(self, faults: tuple[str | None, str | None] | None) -> None:
+    def _learn(self, faults: Faults | None) -> None:
         """Take over what a process found out about the templates, once."""
         assert self._compiled is not None
         if faults is None or self._compiled.done():

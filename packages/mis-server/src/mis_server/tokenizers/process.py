@@ -28,7 +28,15 @@ from typing import Any, BinaryIO, TypeVar
 from mis_core.errors import RequestError
 from mis_core.process.lifeline import Lifeline, end_with_starter
 from mis_core.tokenization import Tokenizer
-from mis_server.tokenizers.rendering import BRIEF_S, LONGEST_S, Allowance, Renderer, find_faults, watch_templates
+from mis_server.tokenizers.rendering import (
+    BRIEF_S,
+    LONGEST_S,
+    Allowance,
+    Faults,
+    Renderer,
+    find_faults,
+    watch_templates,
+)
 
 _HEADER_BYTES = 8  # of a frame: the number of bytes that follow
 _READ_AHEAD_BYTES = 1024 * 1024
@@ -86,7 +94,7 @@ class TokenizerProcess:
         faults: Why the chat template and the rerank template cannot be compiled; None if a process has not looked.
     """
 
-    faults: tuple[str | None, str | None] | None = None
+    faults: Faults | None = None
 
     def __init__(self, process: Process, lifeline: Lifeline) -> None:
         self._process = process

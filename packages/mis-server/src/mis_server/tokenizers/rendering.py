@@ -207,10 +207,18 @@ def watch_templates(tokenizer: Tokenizer, renderer: Renderer) -> None:
         tokenizer.decision = msgspec.structs.replace(tokenizer.decision, template=watched)
 
 
-def find_faults(tokenizer: Tokenizer) -> tuple[str | None, str | None]:
-    """Return why the chat template and the rerank template cannot be compiled; None for what can be or is not there."""
-    chat, rerank = tokenizer.chat_template, tokenizer.rerank_template
-    return None if chat is None else chat.find_fault(), None if rerank is None else rerank.find_fault()
+Faults = tuple[str | None, str | None, str | None]
+"""Why the templates of chat, rerank and decisions cannot be compiled; None for what can be or is not there."""
+
+
+def find_faults(tokenizer: Tokenizer) -> Faults:
+    """Compile the templates of a tokenizer, and return what is wrong with them."""
+    decision = None if tokenizer.decision is None else tokenizer.decision.template
+    chat, rerank, decision_fault = (
+        None if template is None else template.find_fault()
+        for template in (tokenizer.chat_template, tokenizer.rerank_template, decision)
+    )
+    return chat, rerank, decision_fault
 
 
 def _fault(template: ChatTemplate) -> str:

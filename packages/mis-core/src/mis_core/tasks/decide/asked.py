@@ -210,7 +210,9 @@ def _join(
         return NOTHING
     most, most_tokens = limits.max_text_characters, limits.context_length
     if style.is_joint:
-        return style.joined(kept, most_tokens)
+        joined = style.joined(kept, most_tokens)
+        _check_tokens(joined, limits, field)
+        return joined
     shared, rests = style.prompts(kept, most)
     check_characters(most, **{field: [shared], "questions": rests})
     starts = offsets(np.array([len(each.orders) for each in kept]))[:-1]
@@ -239,9 +241,18 @@ def _join(
             marked=True,
         )
     except RequestError as error:
-        if error.code == "context_length_exceeded":
+        code = error.code
+        if code == "context_length_exceeded" and len(rests) == 1:  # of one prompt the question may be shared, too
+            message = f"{field} and question have more tokens than the context holds, which is {most_tokens}."
+
+            def too_long_alone(row: int, index: int) -> RequestError:
+                return RequestError(code, f"{paths[index]}: {message}", "questions")
+
+            errors.refuse(np.array([True]), too_long_alone)
+            return NOTHING
+        if code == "context_length_exceeded":
             message = f"The {field} alone has more tokens than the context holds, which is {most_tokens}."
-            raise RequestError(error.code, message, field) from None
+            raise RequestError(code, message, field) from None
         raise
     longest = np.maximum.reduceat(joined.context_lens + np.diff(joined.item_starts), starts)
 
@@ -256,5 +267,10 @@ def _join(
         errors.refuse(longest > most_tokens, too_long)
     if len(errors.kept) < len(kept):
         return _join(asked, paths, errors, style, tokenizer, limits, field)
-    limits.check_tokens(len(joined.query) + len(joined.item_tokens), f"{field.capitalize()} and questions", "questions")
+    _check_tokens(joined, limits, field)
     return joined
+
+
+def _check_tokens(joined: Joined, limits: Limits, field: str) -> None:
+    count = len(joined.query) + len(joined.item_tokens)
+    limits.check_tokens(count, f"{field.capitalize()} and questions", "questions")

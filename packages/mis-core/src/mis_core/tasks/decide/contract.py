@@ -19,7 +19,7 @@ from mis_core.tasks.decide.content import Content
 from mis_core.tasks.decide.questions import Question
 from mis_core.tokenization import Joined, Tokenizer
 from mis_core.tokenization.decision_contract import DecisionContract
-from mis_core.tokenization.plain_spans import MARK, SPLIT, parts_at_marks
+from mis_core.tokenization.plain_spans import MARK, SPLIT, parts_at_marks, without_sentinels
 
 _KINDS = {"predicate": "noul", "choice": "choice", "score": "score"}
 _LETTERS = tuple(string.ascii_uppercase)
@@ -50,6 +50,7 @@ class ContractStyle:
         self._tokenizer = tokenizer
         self._contract = contract
         self._field = field
+        self._found: dict[str, list[tuple[str, int] | None]] = {}
         self._vocab_size = vocab_size
         outer = tokenizer.chat_template if contract.in_chat else contract.template
         if outer is None:
@@ -68,10 +69,7 @@ class ContractStyle:
         if kind == "noul":
             orders = [[("true", "false").index(side) for side in self._contract.noul_options]]
         if self.is_joint and len(orders) > 1:
-            message = (
-                f"{path}: this model reads all questions in one prompt, so options are read in one order; choose given "
-                "or sorted."
-            )
+            message = f"{path}: this model reads all questions in one prompt; options are read as they were given."
             raise RequestError("unsupported_parameter", message, "questions")
         labels = self._labels(kind, len(orders[0]), path)
         return AskedQuestion(question, orders, labels, self._contract.temperature.get(kind, 1.0))
@@ -98,6 +96,9 @@ class ContractStyle:
             raise RequestError("task_not_supported", message, "model")
         tokens, lens = self._tokenizer.encode_parts(parts, field=self._field)
         ends = np.cumsum(lens)
+        if not lens[0]:
+            message = "This model's decision template has a mark before any text."
+            raise RequestError("task_not_supported", message, "model")
         if len(tokens) > context_length:
             message = f"The prompt of all questions has {len(tokens)} tokens; the context holds {context_length}."
             raise RequestError("context_length_exceeded", message, "questions")
@@ -113,9 +114,9 @@ class ContractStyle:
     def prompts(self, asked: Sequence[AskedQuestion], max_characters: int) -> tuple[str, list[str]]:
         """Return the prompts; see `Style`."""
         each_once = [(question, order) for question in asked for order in question.orders]
-        probes = [self._prompt(*each, _PROBE) for each in each_once]
-        written = self._written_state(each_once, probes)
-        if written is not None:
+        # What a stranger's template does with a state may depend on the question; that of transformers only writes it.
+        if self._contract.in_chat and (written := self._written_state(each_once)) is not None:
+            probes = [self._prompt(*each, _PROBE) for each in each_once]
             shared, rests = _split(probes)
             if _PROBE not in shared:
                 self._check_repeated(len(written), len(rests), max_characters)
@@ -123,25 +124,20 @@ class ContractStyle:
         self._check_repeated(self._size, len(each_once), max_characters)
         return _split([self._prompt(*each, self._state) for each in each_once])
 
-    def _written_state(
-        self, each_once: Sequence[tuple[AskedQuestion, Sequence[int]]], probes: Sequence[str]
-    ) -> str | None:
+    def _written_state(self, each_once: Sequence[tuple[AskedQuestion, Sequence[int]]]) -> str | None:
         """Return what prompts have where the probe stands in place of the state, without rendering it for each of them.
 
-        It is rendered for one question of each kind. None if that is not the whole difference.
+        It is rendered for one question. None if that is not the whole difference, or another text has the probe.
         """
-        firsts = {question.question.kind: row for row, (question, _) in reversed([*enumerate(each_once)])}
-        found = set()
-        for row in firsts.values():
-            before, *after = probes[row].split(_PROBE)
-            whole = self._prompt(*each_once[row], self._state)
-            if len(after) != 1 or not (whole.startswith(before) and whole.endswith(after[0])):
-                return None
-            if len(before) + len(after[0]) > len(whole):
-                return None
-            found.add(whole[len(before) : len(whole) - len(after[0])])
-        others_have_one = all(probe.count(_PROBE) == 1 for probe in probes)
-        return found.pop() if len(found) == 1 and others_have_one else None
+        if any(_PROBE in str(_described(*each)) for each in each_once):
+            return None
+        probe, whole = (self._prompt(*each_once[0], state) for state in (_PROBE, self._state))
+        before, *after = probe.split(_PROBE)
+        if len(after) != 1 or len(before) + len(after[0]) > len(whole):
+            return None
+        if not (whole.startswith(before) and whole.endswith(after[0])):
+            return None
+        return whole[len(before) : len(whole) - len(after[0])]
 
     def _check_repeated(self, size: int, count: int, most: int) -> None:
         if size * count > most:
@@ -172,16 +168,13 @@ class ContractStyle:
         return before
 
     def _labels(self, kind: str, wanted: int, path: str) -> Labels:
-        own = self._contract.labels.get(kind)
-        if own is not None:
-            found = self._tokens(own)
-        elif kind == "noul":
-            found = self._tokens(_WORDS)
-        else:
-            found = self._tokens(_LETTERS)
-            if self._contract.in_chat and wanted > len(_LETTERS):
-                more = self._tokens(tuple(chain.from_iterable(CODES[1:])))
-                found += [each for each in more if each is not None]
+        if kind not in self._found:
+            usual = _WORDS if kind == "noul" else _LETTERS
+            self._found[kind] = self._tokens(self._contract.labels.get(kind) or usual)
+        found = self._found[kind]
+        if self._contract.in_chat and wanted > len(found) and kind == "choice" and kind not in self._contract.labels:
+            more = self._tokens(tuple(chain.from_iterable(CODES[1:])))
+            found += [each for each in more if each is not None]
         ids = [each and each[1] for each in found[:wanted]]
         if len(found) < wanted or None in ids or len(set(ids)) < wanted:
             message = f"{path}: this model has no {wanted} labels that are distinct single tokens; it has {len(found)}."
@@ -192,6 +185,8 @@ class ContractStyle:
     def _tokens(self, texts: Sequence[str]) -> list[tuple[str, int] | None]:
         """Return each text with the one token that it is by itself, or None."""
         ids, lens = self._tokenizer.within(None).encode_all(texts, add_special_tokens=False)
+        if not len(ids):
+            return [None] * len(texts)
         last = ids[np.cumsum(lens) - 1]
         is_label = (lens == 1) & (last < self._vocab_size) & (last != self._tokenizer.unknown_id)
         return [
@@ -203,6 +198,9 @@ def _split(prompts: Sequence[str]) -> tuple[str, list[str]]:
     """Return what prompts begin with, short of the shortest by a character, and what follows of each."""
     shared = os.path.commonprefix(prompts)  # noqa: RUF071 - of characters
     shared = shared[: min(len(shared), min(map(len, prompts)) - 1)]
+    probe = prompts[0].find(_PROBE)
+    if 0 <= probe < len(shared) < probe + len(_PROBE):  # it is replaced as a whole
+        shared = shared[:probe]
     return shared, [prompt[len(shared) :] for prompt in prompts]
 
 
@@ -234,7 +232,7 @@ def _described(asked: AskedQuestion, order: Sequence[int]) -> dict[str, Any]:
 def _without_sentinels(value: Any) -> Any:
     """Return a value whose texts have no marks of where answers are read, however deep."""
     if isinstance(value, str):
-        return value.replace(MARK, "").replace(SPLIT, "")
+        return without_sentinels(value)
     if isinstance(value, dict):
         return {_without_sentinels(name): _without_sentinels(each) for name, each in value.items()}
     return [_without_sentinels(each) for each in value] if isinstance(value, list) else value
