@@ -56,7 +56,7 @@ Questions = Annotated[
     dict[str, Any],
     Meta(min_length=1),
     about(
-        "What to answer, each by an id that the model does not see. Each is answered independently.",
+        "What to answer, each by an id of your own. Each is answered independently.",
         noun="an object with a question for each id",
         each=NoulFields | ChoiceFields | ScoreFields,
         empty="empty_questions",
