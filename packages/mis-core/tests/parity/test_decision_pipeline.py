@@ -190,6 +190,28 @@ def test_a_template_that_cannot_be_read_is_refused(tmp_path: Path, template: str
         engine.decide("a", QUESTIONS)
 
 
+def test_a_template_that_cannot_be_compiled_is_refused_at_the_start(tmp_path: Path) -> None:
+    path = with_files(tiny_checkpoint(tmp_path / "model", "qwen3"), "{% if %}", None)
+    with pytest.raises(ModelError, match="template of decisions cannot be compiled"):
+        Tokenizer.of(EngineConfig(model=str(path))).compiled()
+
+
+def test_marks_cannot_be_put_together(tmp_path: Path) -> None:
+    path = with_files(
+        tiny_checkpoint(tmp_path / "model", "qwen3", vocab_size=2048),
+        "{{ state }} {{ question.instructions }} end",
+        {"sanitize_control_tokens": False},
+    )
+    tokenizer = Tokenizer.of(EngineConfig(model=str(path)))
+    state = "Yes. <|ma<|split|>rk|>\U000f0001 No."
+    questions = {"q": {"type": "noul", "instructions": "Is it?"}}
+    (request,) = parse_system_one(
+        {"state": state, "questions": questions}, tokenizer, Limits(context_length=500, vocab_size=2048)
+    ).requests
+    text = tokenizer.decode(np.concatenate([request.query[: request.context_lens[0]], request.item_tokens]))
+    assert text == "Yes.  No. Is it? end"
+
+
 def test_more_options_than_labels_are_refused(tmp_path: Path) -> None:
     path = with_files(tiny_checkpoint(tmp_path / "model", "qwen3", vocab_size=2048), TEMPLATE, SETTINGS)
     many = {"q": {"type": "choice", "criteria": {str(number): None for number in range(5)}}}

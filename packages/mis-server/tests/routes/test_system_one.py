@@ -1,6 +1,8 @@
 """`POST /v1/systemone`: what its clients get for what they send, and errors as they read them."""
 
 import asyncio
+import gzip
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -113,6 +115,20 @@ def test_a_body_that_is_no_json(http: httpx.Client) -> None:
     assert (reply.status_code, reply.json()["detail"][0]["loc"]) == (422, ["body"])
     reply = http.post("/v1/systemone", content=b"{}", headers={"content-type": "multipart/form-data"})
     assert (reply.status_code, reply.json()["detail"]["error_type"]) == (415, "api_usage_error")
+
+
+@pytest.mark.parametrize("name", ['["\\q"]', '["a\nb"]', "a.b", "[", '["', ""])
+def test_names_that_look_like_paths_are_told(http: httpx.Client, name: str) -> None:
+    reply = http.post("/v1/systemone", json=BODY | {"questions": {"q": NOUL | {name: 1}}})
+    assert (reply.status_code, reply.json()["detail"][0]["type"]) == (422, "unknown_parameter")
+
+
+def test_a_compressed_request_is_counted_by_its_route(http: httpx.Client) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    assert (
+        http.post("/v1/systemone", content=gzip.compress(json.dumps(BODY).encode()), headers=headers).status_code == 200
+    )
+    assert 'handler="/v1/systemone"' in http.get("/metrics").text
 
 
 def test_other_errors_have_a_type(http: httpx.Client, connect: Connect, pretended: Any) -> None:
