@@ -28,6 +28,14 @@ chunk_sizes_option = click.option(
 )
 
 
+max_abs_option = click.option(
+    "--correctness-threshold-max-abs", "max_abs", type=ABOVE_0, default=0.02, help="Of label softmaxes."
+)
+mean_abs_option = click.option(
+    "--correctness-threshold-mean-abs", "mean_abs", type=ABOVE_0, default=0.01, help="Of label softmaxes."
+)
+
+
 @click.command()
 @workload_option
 @click.option("--rounds", type=POSITIVE, default=6, help="Timed rounds; six or more give an interval.")
@@ -42,8 +50,8 @@ chunk_sizes_option = click.option(
 )
 @click.option("--reference", show_default="the first", help="Target that others are held against.")
 @click.option("--guardrail-ratio", type=click.FloatRange(1), default=1.25, help="A winner's p95 over the lowest p95.")
-@click.option("--correctness-threshold-max-abs", "max_abs", type=ABOVE_0, default=0.02, help="Of label softmaxes.")
-@click.option("--correctness-threshold-mean-abs", "mean_abs", type=ABOVE_0, default=0.01, help="Of label softmaxes.")
+@max_abs_option
+@mean_abs_option
 @measuring_options
 def compare(
     workload_name: str,
@@ -85,6 +93,8 @@ def compare(
 @click.option("--cache", type=click.Choice(["cold", "warm"]), default="cold", help="cold: queries are forgotten.")
 @click.option("--sweep-runs", type=POSITIVE, default=5, help="Rounds of every size.")
 @click.option("--confirm-runs", type=click.IntRange(0), default=7, help="Rounds of those that are confirmed.")
+@max_abs_option
+@mean_abs_option
 @measuring_options
 def matrix(
     workload_name: str,
@@ -93,6 +103,8 @@ def matrix(
     cache: Cache,
     sweep_runs: int,
     confirm_runs: int,
+    max_abs: float,
+    mean_abs: float,
     **given: Any,
 ) -> None:
     """Find the target and the number of items in a call with most items a second, and confirm it.
@@ -108,7 +120,10 @@ def matrix(
     sizes = chunk_sizes or (() if view == "best-native" else CHUNK_SIZES)
     cases = _cases(bench, workload_name, sizes, cache=cache)
     reference = bench.planned[0].name
-    found = bench.measure("matrix", cases, rounds=sweep_runs, confirm_rounds=confirm_runs, reference=reference)
+    limits = {"max_abs": max_abs, "mean_abs": mean_abs}
+    found = bench.measure(
+        "matrix", cases, rounds=sweep_runs, confirm_rounds=confirm_runs, reference=reference, limits=limits
+    )
     finish(show(found))
 
 
