@@ -4,13 +4,12 @@
 members here are for documents. Subject: the OpenAPI document of TypeSafe's service, as its Python client has it.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 from mis_core.tasks.decide.questions import MAX_CHOICES, MAX_LEVELS, ReadingOrder
 from mis_core.tasks.fields.body import Body, CacheSalt, ModelName, about
-from mis_core.tasks.fields.item_errors import OnError
 
 Content = str | dict[str, Any] | list[Any]
 """What the model reads as it is if it is a text, and as compact JSON otherwise."""
@@ -73,7 +72,13 @@ class SystemOneOptions(Body, frozen=True, kw_only=True, forbid_unknown_fields=Fa
         dict[str, Any] | None,
         about("Not supported: it holds images, and the model reads text only.", wrong="unsupported_parameter"),
     ] = None
-    x_on_error: OnError = "request"
+    x_on_error: Annotated[
+        Literal["request", "item"],
+        about(
+            "What a question that cannot be answered does: `request` refuses the whole request; `item` gives it an "
+            "entry in `x_errors`, and the rest are answered."
+        ),
+    ] = "request"
     x_choice_order: ReadingOrder = None
     x_cache_salt: CacheSalt = None
     x_abstain_below: Annotated[
@@ -91,7 +96,7 @@ class SystemOneBody(SystemOneOptions, frozen=True, kw_only=True, forbid_unknown_
     state: Annotated[
         Any,
         about(
-            "What the questions are about. An object or a list is read as compact JSON.",
+            "What the questions are about. Our prompt has an object or a list as compact JSON.",
             noun="a text, an object or a list",
             schemas=(str, dict[str, Any], list[Any]),
         ),
