@@ -137,7 +137,7 @@ def process(tokenizer: Tokenizer, run: Run, request: pytest.FixtureRequest) -> I
         paths = [os.environ.get("PYTHONPATH", ""), str(request.config.rootpath)]
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
         started = run(TokenizerProcess.start(tokenizer.to_json(), renders=True))
-    assert started.faults == (None, None)
+    assert started.faults == (None, None, None)
     run(started.run(process_id))
     yield started
     run(started.stop())

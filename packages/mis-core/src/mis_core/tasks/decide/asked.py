@@ -242,7 +242,8 @@ def _join(
         )
     except RequestError as error:
         code = error.code
-        if code == "context_length_exceeded" and len(rests) == 1:  # of one prompt the question may be shared, too
+        if code == "context_length_exceeded" and len(rests) == 1 and tokenizer.decision is not None:
+            # Of a single prompt that a contract makes, nearly all is shared.
             message = f"{field} and question have more tokens than the context holds, which is {most_tokens}."
 
             def too_long_alone(row: int, index: int) -> RequestError:
