@@ -1,5 +1,6 @@
 """All routes of one server at once: no answer depends on the others, nothing compiles, nothing leaks."""
 
+import json
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -108,6 +109,11 @@ def system_one(rng: random.Random) -> dict[str, Any]:
     return {"state": {"text": text(rng, 50)}, "questions": questions}
 
 
+def system_one_batch(rng: random.Random) -> dict[str, Any]:
+    asked = system_one(rng)
+    return {"states": [asked["state"], *texts(rng, 3, 50)], "questions": asked["questions"]}
+
+
 def sampling(rng: random.Random) -> dict[str, Any]:
     """New tokens, the same whenever they are asked for again."""
     return {
@@ -145,6 +151,7 @@ LANGUAGE = {
     "/v1/rerank": rerank,
     "/v1/decisions": decisions,
     "/v1/systemone": system_one,
+    "/v1/systemone/batch": system_one_batch,
     "/v1/completions": completions,
     "/v1/chat/completions": chat,
     "/tokenize": tokenize,
@@ -159,14 +166,15 @@ def routes(http: httpx.Client) -> dict[str, Callable[[random.Random], dict[str, 
     return HEAD if "classify" in model["tasks"] else LANGUAGE
 
 
-def answers(http: httpx.Client, requests: Sequence[Request], at_once: int) -> list[dict[str, Any]]:
-    """Send requests, so many at once, and return what each was told, without what may differ."""
+def answers(http: httpx.Client, requests: Sequence[Request], at_once: int) -> list[list[dict[str, Any]]]:
+    """Send requests, so many at once, and return the lines that each was told, without what may differ."""
 
-    def answer(request: Request) -> dict[str, Any]:
+    def answer(request: Request) -> list[dict[str, Any]]:
         path, body = request
         reply = http.post(path, json=body)
         assert reply.status_code == 200, f"{path} {body}: {reply.text}"
-        return {key: value for key, value in reply.json().items() if key not in ("id", "created", "usage")}
+        lines = [json.loads(line) for line in reply.text.splitlines()]
+        return [{key: value for key, value in line.items() if key not in ("id", "created", "usage")} for line in lines]
 
     with ThreadPoolExecutor(at_once) as pool:
         return list(pool.map(answer, requests))
