@@ -130,7 +130,7 @@ def test_what_is_not_seen_is_told_apart_from_what_is_not_there(tell: Tell) -> No
         assert tell(body) == ("unseen", ""), body
 
 
-@pytest.mark.parametrize("name", ["query", "input", "state", "prompt", "messages"])
+@pytest.mark.parametrize("name", ["query", "input", "state", "states", "prompt", "messages"])
 def test_every_task_has_a_field_that_is_the_key(tell: Tell, name: str) -> None:
     assert tell({name: "a"}) == tell({"query": "a"})
 

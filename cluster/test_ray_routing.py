@@ -34,9 +34,12 @@ def test_others_have_others() -> None:
         {"prompt": "p"},
         {"state": "s"},
         {"state": {"a": 1}},
+        {"states": ["s"]},
         {"state": "s", "x_cache_salt": "s"},
     ]
-    assert len({key(body) for body in bodies}) == len(bodies)
+    keys = {key(body) for body in bodies}
+    assert len(keys) == len(bodies)
+    assert None not in keys
 
 
 def test_a_name_of_the_client_counts_first() -> None:

@@ -14,7 +14,7 @@
 local KEY_BYTES = 16384
 local LONGEST_ESCAPE = 6 -- \u0041 is one byte
 local BEHIND = 12 -- an escape of two surrogates
-local SHARED = { query = true, input = true, state = true, prompt = true, messages = true }
+local SHARED = { query = true, input = true, state = true, states = true, prompt = true, messages = true }
 local SALTS = { cache_salt = true, x_cache_salt = true }
 local ESCAPES = { b = "\b", f = "\f", n = "\n", r = "\r", t = "\t" }
 

@@ -16,6 +16,7 @@ class _Fields(msgspec.Struct):
     query: Any = None  # score, rerank
     input: Any = None  # decisions, classify
     state: Any = None  # System One
+    states: Any = None  # a batch of System One: a list sent again finds its states where it was
     prompt: Any = None  # completions
     messages: list[Any] | None = None  # chat
     cache_salt: Any = None
@@ -41,9 +42,8 @@ def routing_key(headers: Mapping[str, str], body: bytes) -> str | None:
         return None  # whichever replica gets it refuses it
     shared: Any = headers.get(HEADER)
     if not shared:
-        shared = next(
-            (each for each in (fields.query, fields.input, fields.state, fields.prompt) if each is not None), None
-        )
+        named = (fields.query, fields.input, fields.state, fields.states, fields.prompt)
+        shared = next((each for each in named if each is not None), None)
         if shared is None and fields.messages:
             shared = fields.messages[0]  # most often the system's
     if shared is None:
