@@ -1,7 +1,9 @@
 """The server on Ray Serve: the same replies, a query stays with its replica, and a replica may be killed."""
 
+import gzip
 import importlib.util
 import inspect
+import json
 import os
 import random
 import signal
@@ -126,6 +128,24 @@ def test_errors_and_headers_are_those_of_the_application(http: httpx.Client) -> 
     assert (without.status_code, without.json()["error"]["code"]) == (401, "invalid_api_key")
     assert http.get("/nothing").json()["error"]["code"] == "not_found"
     assert "server-timing" in http.post("/v1/score", json=question(1)).headers
+
+
+def test_a_compressed_body_is_read_and_finds_its_query(http: httpx.Client) -> None:
+    plain = http.post("/v1/score", json=question(9001)).json()
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    squeezed = http.post("/v1/score", content=gzip.compress(json.dumps(question(9001)).encode()), headers=headers)
+    assert squeezed.status_code == 200, squeezed.text
+    assert squeezed.json()["scores"] == plain["scores"]
+    assert squeezed.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_a_batch_of_states_has_the_lines_of_requests_of_their_own(http: httpx.Client) -> None:
+    asked = {"questions": {"refund": {"type": "noul", "instructions": "Does the customer want money back?"}}}
+    states = ["I was charged twice.", {"text": "Thanks!"}, "Where is it?"]
+    batch = http.post("/v1/systemone/batch", json=asked | {"states": states})
+    assert batch.status_code == 200, batch.text
+    alone = [http.post("/v1/systemone", json=asked | {"state": state}).json() for state in states]
+    assert [json.loads(line)["answers"] for line in batch.text.splitlines()] == [reply["answers"] for reply in alone]
 
 
 @pytest.mark.full  # as HAProxy's test does, in the short form, with the same server behind it
