@@ -30,9 +30,14 @@ CPU = {"JAX_PLATFORMS": "cpu"}
 HAS_TPU = any(Path("/dev").glob("accel*")) or any(Path("/dev/vfio").glob("[0-9]*"))
 ISAS = ("SSE4_2", "AVX", "AVX2", "AVX512", "AVX512_VNNI", "AVX512_BF16")  # as pytest's --max-isa takes them
 DECISION_CLIENTS = (
-    "jevcompat", "typesafe-sdk", "langchain-typesafe", "pydecide", "decisions-reranker", "hev-rerank", "jev-reranker",
+    "typesafe-sdk", "langchain-typesafe", "pydecide", "decisions-reranker", "hev-rerank", "jev-reranker",
     "openai",
 )  # fmt: skip
+DECISION_CHECKERS = {
+    "jevcompat": "test_jevcompat.py",
+    "jevbench": "test_decision_checkers.py",
+    "decguard": "test_decision_checkers.py",
+}
 IMPORT_WHEEL = "tests/support/import_wheel.py"
 
 
@@ -116,13 +121,14 @@ def system_one(session: nox.Session) -> None:
 
 
 @nox.session(requires=["wheels"], reuse_venv=False)
-@nox.parametrize("client", DECISION_CLIENTS, ids=DECISION_CLIENTS)
+@nox.parametrize("client", [*DECISION_CHECKERS, *DECISION_CLIENTS], ids=[*DECISION_CHECKERS, *DECISION_CLIENTS])
 def decision_clients(session: nox.Session, client: str) -> None:
-    """Ask for decisions by a published client, the newest, in an environment of its own: nightly."""
+    """Ask for decisions by a published client or checker, the newest, in an environment of its own: nightly."""
     session.install("--upgrade", client, *(["typesafe-sdk[zstd]"] if "typesafe" in client else []))
     programs = Path(session.bin).absolute()
-    if client == "jevcompat":
-        test(session, "packages/mis-server/tests/test_jevcompat.py", JEVCOMPAT=str(programs / client))
+    if client in DECISION_CHECKERS:
+        tests = f"packages/mis-server/tests/{DECISION_CHECKERS[client]}"
+        test(session, tests, **{client.upper(): str(programs / client)})
         return
     own = {"DECISION_CLIENT": client, "DECISION_CLIENT_PYTHON": str(programs / "python")}
     test(session, "packages/mis-server/tests/test_decision_clients.py", **own)
