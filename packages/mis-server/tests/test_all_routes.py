@@ -18,6 +18,7 @@ from mis_testing.corpus import corpus
 from mis_testing.server import RunningServer, running_server
 
 Request = tuple[str, dict[str, Any]]
+Make = Callable[[random.Random], dict[str, Any]]
 WORDS = " ".join(corpus()).split()
 VOCABULARY = 300
 MODELS = {"language model": {}, "classification head": {"head_labels": ("no", "yes")}}
@@ -146,7 +147,7 @@ def tokenize(rng: random.Random) -> dict[str, Any]:
     return {"prompt": text(rng, 200)}
 
 
-LANGUAGE = {
+LANGUAGE: dict[str, Make] = {
     "/v1/score": labelled_score,
     "/v1/rerank": rerank,
     "/v1/decisions": decisions,
@@ -156,11 +157,11 @@ LANGUAGE = {
     "/v1/chat/completions": chat,
     "/tokenize": tokenize,
 }
-HEAD = {"/v1/score": score, "/v1/rerank": rerank, "/v1/classify": classify, "/tokenize": tokenize}
+HEAD: dict[str, Make] = {"/v1/score": score, "/v1/rerank": rerank, "/v1/classify": classify, "/tokenize": tokenize}
 
 
 @pytest.fixture(scope="module")
-def routes(http: httpx.Client) -> dict[str, Callable[[random.Random], dict[str, Any]]]:
+def routes(http: httpx.Client) -> dict[str, Make]:
     """What the model can do: each route's bodies."""
     (model,) = http.get("/v1/models").json()["data"]
     return HEAD if "classify" in model["tasks"] else LANGUAGE
@@ -183,7 +184,7 @@ def answers(http: httpx.Client, requests: Sequence[Request], at_once: int) -> li
 @settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_an_answer_is_the_same_alone_and_among_16_of_all_kinds(
-    http: httpx.Client, routes: dict[str, Callable[[random.Random], dict[str, Any]]], seed: int
+    http: httpx.Client, routes: dict[str, Make], seed: int
 ) -> None:
     """Every float to its last bit: JSON has the shortest digits that name it."""
     rng = random.Random(seed)
@@ -212,7 +213,7 @@ def resident_mib(server: RunningServer) -> dict[int, float]:
 
 @pytest.mark.parametrize("count", [60, pytest.param(2000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])])
 def test_a_mix_of_all_routes_compiles_nothing_and_leaks_nothing(
-    served: RunningServer, http: httpx.Client, routes: dict[str, Callable[[random.Random], dict[str, Any]]], count: int
+    served: RunningServer, http: httpx.Client, routes: dict[str, Make], count: int
 ) -> None:
     rng = random.Random(count)
     kinds = list(routes.items())
