@@ -12,8 +12,7 @@ Chunk = TypeVar("Chunk")
 class ReplyStream(Generic[Chunk]):
     """A reply that is being made: an async iterator of chunks, which ends the work when it is left.
 
-    Enter it once, as an async context manager, and iterate inside. Iterating raises what ended the work: why no more
-    comes.
+    Enter it once, as an async context manager, and iterate inside. Iterating raises the error that ended the work.
 
     Attributes:
         AHEAD: Chunks that a client has not read yet, above which `room` waits.

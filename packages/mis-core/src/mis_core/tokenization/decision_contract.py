@@ -75,8 +75,10 @@ class DecisionContract(msgspec.Struct, frozen=True):
             ModelError: a file is broken, or asks for what is not there; it is named.
         """
         stored = checkpoint.decision()
-        for name in stored.heads:
-            raise ModelError(f"{checkpoint.path}: {name} belongs to a decision head, which is not read yet. {_WITHOUT}")
+        if stored.heads:
+            raise ModelError(
+                f"{checkpoint.path}: {stored.heads[0]} belongs to a decision head, which is not read yet. {_WITHOUT}"
+            )
         if stored.settings is None and stored.template is None:
             return None
         where = f"{checkpoint.path}: {SETTINGS_FILE}"

@@ -2,7 +2,7 @@
 
 A chat template writes control tokens, such as `<|im_end|>`, and a text between them may spell the same. So such spans
 are marked before the template renders, and the prompt is tokenised in pieces: a marked span without any added token,
-and what is between spans as ever. Pieces are tokenised each by itself, so no token forms across the edge of a span.
+and what is between spans as usual. Pieces are tokenised each by itself, so no token forms across the edge of a span.
 Marks and pieces are those of `transformers` (`apply_chat_template` with `sanitize_control_tokens`), whose functions do
 the work.
 """
@@ -21,7 +21,8 @@ _MARKS = re.compile(f"[{_START}{_END}]")
 MARK, SPLIT = "<|mark|>", "<|split|>"
 """What decision templates write where an answer is read, and where the text is tokenised apart."""
 
-_SENTINEL = re.compile(f"(?<!{_START})(?:{re.escape(MARK)}|{re.escape(SPLIT)})")
+# Those that a user wrote are marked, so they are text.
+_TEMPLATES_MARK, _TEMPLATES_SPLIT = (re.compile(f"(?<!{_START}){re.escape(each)}") for each in (MARK, SPLIT))
 
 
 def without_sentinels(text: str) -> str:
@@ -33,12 +34,8 @@ def without_sentinels(text: str) -> str:
 
 
 def parts_at_marks(prompt: str) -> list[str]:
-    """Return the parts of a prompt between its `MARK`s; where it has a `SPLIT`, it will be tokenised apart.
-
-    Those that a user wrote, which are marked, are text.
-    """
-    apart = _SENTINEL.sub(lambda found: found[0] if found[0] == MARK else _END, prompt)
-    return re.split(f"(?<!{_START}){re.escape(MARK)}", apart)
+    """Return the parts of a prompt between its `MARK`s; where it has a `SPLIT`, it will be tokenised apart."""
+    return _TEMPLATES_MARK.split(_TEMPLATES_SPLIT.sub(_END, prompt))
 
 
 def has_marks(text: str) -> bool:
@@ -49,6 +46,15 @@ def has_marks(text: str) -> bool:
 def without_marks(text: str) -> str:
     """Return a text without marks."""
     return _MARKS.sub("", text)
+
+
+def each_text(change: Callable[[str], str], value: Any) -> Any:
+    """Return a value whose texts are changed, however deep, and the names in its objects."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {each_text(change, name): each_text(change, each) for name, each in value.items()}
+    return [each_text(change, each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def last_piece(text: str) -> int:
@@ -89,14 +95,14 @@ class PlainSpans:
         )
         control += sentinels
         pattern, _ = theirs._get_control_token_patterns(control)
-        return functools.partial(_marked, functools.partial(theirs.mark_control_tokens, control_tokens_re=pattern))
+        return functools.partial(each_text, functools.partial(theirs.mark_control_tokens, control_tokens_re=pattern))
 
     def encode(self, text: str, ids: Callable[[str], list[int]], *, follows: bool = False) -> list[int]:
         """Return the ids of a text with marked spans; no special tokens are added.
 
         Args:
             text: The text.
-            ids: Tokenises a piece as ever.
+            ids: Tokenises a piece as usual.
             follows: Whether it follows a mark.
 
         Raises:
@@ -105,14 +111,6 @@ class PlainSpans:
         from transformers.utils.chat_template_utils import encode_marked_chat
 
         return encode_marked_chat(_AsTheirs(self, ids), _END + text if follows else text)
-
-
-def _marked(mark: Callable[[str], str], value: Any) -> Any:
-    if isinstance(value, str):
-        return mark(value)
-    if isinstance(value, dict):
-        return {_marked(mark, name): _marked(mark, each) for name, each in value.items()}
-    return [_marked(mark, each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 class _AsTheirs:

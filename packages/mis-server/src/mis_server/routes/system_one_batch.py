@@ -88,7 +88,7 @@ async def _answer_each(service: HttpService, request: Request, stream: LineStrea
 async def _read(model: Model, body: bytes) -> Batch:
     """Find the states of a body, and refuse what would be wrong with each of them.
 
-    The questions are tried on a state of one character, so the same code as ever decides what is wrong with them.
+    The questions are parsed with a state of one character, so their errors are those of a request about one state.
     """
     lane = model.tokenizers.small if len(body) <= SMALL else model.tokenizers.large
     batch = await lane(partial(read_batch, body, model.limits.max_items), len(body))

@@ -6,6 +6,7 @@ Source: `prepare_inputs` and `label_token_ids` of `transformers.decision` 5.24, 
 import os
 import string
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -19,7 +20,7 @@ from mis_core.tasks.decide.content import Content
 from mis_core.tasks.decide.questions import Question
 from mis_core.tokenization import Joined, Tokenizer
 from mis_core.tokenization.decision_contract import DecisionContract
-from mis_core.tokenization.plain_spans import MARK, SPLIT, parts_at_marks, without_sentinels
+from mis_core.tokenization.plain_spans import MARK, SPLIT, each_text, parts_at_marks, without_sentinels
 
 _KINDS = {"predicate": "noul", "choice": "choice", "score": "score"}
 _LETTERS = tuple(string.ascii_uppercase)
@@ -58,7 +59,11 @@ class ContractStyle:
             raise RequestError("task_not_supported", message, "model")
         self.is_joint = not contract.in_chat and contract.template.reads("questions")
         self._outer = outer
-        self._mark = tokenizer.spans.marker(outer.source, (MARK, SPLIT)) if contract.sanitizes else _without_sentinels
+        self._mark = (
+            tokenizer.spans.marker(outer.source, (MARK, SPLIT))
+            if contract.sanitizes
+            else partial(each_text, without_sentinels)
+        )
         self._state = state if contract.in_chat and contract.sanitizes else self._mark(state)
         self._size = len(str(state))
 
@@ -227,12 +232,3 @@ def _described(asked: AskedQuestion, order: Sequence[int]) -> dict[str, Any]:
         "labels": asked.labels[0],
         "descriptions": [descriptions[index] for index in order],
     }
-
-
-def _without_sentinels(value: Any) -> Any:
-    """Return a value whose texts have no marks of where answers are read, however deep."""
-    if isinstance(value, str):
-        return without_sentinels(value)
-    if isinstance(value, dict):
-        return {_without_sentinels(name): _without_sentinels(each) for name, each in value.items()}
-    return [_without_sentinels(each) for each in value] if isinstance(value, list) else value
