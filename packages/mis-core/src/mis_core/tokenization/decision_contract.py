@@ -10,6 +10,7 @@ from typing import Any, Self
 import msgspec
 
 from mis_core.checkpoints import Checkpoint
+from mis_core.config import EngineConfig
 from mis_core.errors import ModelError, shown
 from mis_core.tokenization.chat_template import ChatTemplate
 
@@ -52,6 +53,23 @@ class DecisionContract(msgspec.Struct, frozen=True):
     temperature: dict[str, float] = {}
     noul_options: tuple[str, ...] = _SIDES
     sanitizes: bool = True
+
+    @classmethod
+    def chosen(cls, config: EngineConfig, checkpoint: Checkpoint, special_tokens: dict[str, str]) -> Self | None:
+        """Return the one that an option names, or else that of the checkpoint; None means our own prompt.
+
+        Raises:
+            ModelError: a file is broken, or asks for what is not there; it is named.
+        """
+        match config.decision_prompt:
+            case "mis":
+                return None
+            case "transformers":
+                return cls.generic()
+            case None:
+                return cls.of_checkpoint(checkpoint, special_tokens)
+            case path:
+                return cls.of_file(path, special_tokens)
 
     @classmethod
     def generic(cls) -> Self:

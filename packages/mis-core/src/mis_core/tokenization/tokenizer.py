@@ -103,7 +103,8 @@ class Tokenizer:
         model = open_checkpoint(config.model, most)
         stored = model if config.tokenizer == config.model else open_checkpoint(config.tokenizer, most)
         loaded = cls.from_pretrained(stored, config.chat_template, config.rerank_file)
-        loaded.decision = _decision(config, model, loaded)
+        special_tokens = {} if loaded.chat_template is None else loaded.chat_template.special_tokens
+        loaded.decision = DecisionContract.chosen(config, model, special_tokens)
         rows = model.settings().get("vocab_size")
         if not isinstance(rows, int):
             return loaded  # such a model is refused where its weights are loaded
@@ -447,19 +448,6 @@ class Tokenizer:
         if rows is None:
             return own, tokens, lens
         return own, rows_at(tokens, (np.cumsum(lens) - lens)[rows], lens[rows]), lens[rows]
-
-
-def _decision(config: EngineConfig, model: Checkpoint, tokenizer: Tokenizer) -> DecisionContract | None:
-    special_tokens = {} if tokenizer.chat_template is None else tokenizer.chat_template.special_tokens
-    match config.decision_prompt:
-        case "mis":
-            return None
-        case "transformers":
-            return DecisionContract.generic()
-        case None:
-            return DecisionContract.of_checkpoint(model, special_tokens)
-        case path:
-            return DecisionContract.of_file(path, special_tokens)
 
 
 def _rerank_template(path: str | Path, special_tokens: dict[str, str]) -> ChatTemplate:

@@ -16,7 +16,7 @@ class _Fields(msgspec.Struct):
     query: Any = None  # score, rerank
     input: Any = None  # decisions, classify
     state: Any = None  # System One
-    states: Any = None  # a batch of System One: a list sent again finds its states where it was
+    states: Any = None  # a batch of System One; the same list goes to the same replica
     prompt: Any = None  # completions
     messages: list[Any] | None = None  # chat
     cache_salt: Any = None
