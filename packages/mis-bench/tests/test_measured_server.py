@@ -35,14 +35,14 @@ def test_the_smoke_profile_of_a_server(target: list[str], tmp_path: Path) -> Non
 
 
 def test_tasks_of_a_server_are_measured_as_scores_are(target: list[str], tmp_path: Path) -> None:
-    tasks = ("rerank-10-5-8", "decisions-30-4-5", "loglikelihoods-10-5-4")
+    tasks = ("rerank-10-5-8", "decisions-30-4-5", "systemone-30-5-5", "loglikelihoods-10-5-4")
     flags = [part for name in tasks for part in ("--workload", name)]
     found = measured(tmp_path / "tasks", "run", *flags, "--runs", "2", "--rounds", "1", "--warmup-runs", "1", *target)
     assert [(row.workload, row.cache, row.calls, row.num_labels) for row in found.rows] == [
         (name, cache, 2, 1) for name in tasks for cache in ("cold", "warm")
     ]
     gates = read_results(tmp_path / "tasks").gates
-    assert len(gates) == 6
+    assert len(gates) == 8
     assert all(gate.max_abs is not None and gate.max_abs < 1e-5 for gate in gates)  # an item alone is as among others
     assert not any("cold" in reason for row in found.rows for reason in row.reasons)  # templates may be kept
     assert all(row.speed > 0 and row.latency is not None and row.latency.p99_ms > 0 for row in found.rows)

@@ -106,6 +106,13 @@ def test_statements_are_decided(target: Local, engine: Engine) -> None:
     assert target.score(workload).scores.ravel().tolist() == pytest.approx(found)
 
 
+def test_questions_of_system_one_are_answered(target: Local) -> None:
+    scores = target.score(build_workload("systemone-6-5-4")).scores
+    assert scores.shape == (5, 1)
+    assert len(np.unique(scores)) == 5
+    assert 0 < scores.min() < scores.max() < 1
+
+
 def test_loglikelihoods_are_what_scores_of_each_next_token_come_to(target: Local, engine: Engine) -> None:
     workload = build_workload("loglikelihoods-9-4-3").within(VOCABULARY)
     query = np.asarray(workload.query).tolist()

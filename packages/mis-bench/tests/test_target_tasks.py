@@ -1,5 +1,6 @@
 """Rerank, decisions and log-likelihoods, asked of servers as each documents them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,19 @@ def decided(body: dict[str, Any]) -> dict[str, Any]:
     return {"answers": answers, "usage": {"input_tokens": 9, "input_tokens_details": {"cached_tokens": 4}}}
 
 
+def answered(body: dict[str, Any]) -> dict[str, Any]:
+    """`/v1/systemone` as TypeSafe has it, in an order of its own."""
+    answers: dict[str, Any] = {}
+    for name, question in reversed(body["questions"].items()):
+        first, count = len(json.dumps(question)) / 1000, len(question.get("criteria", ()))
+        answers[name] = {"type": "noul", "noul": first}
+        if question["type"] == "choice":
+            answers[name] = {"type": "choice", "probabilities": dict.fromkeys(question["criteria"], first)}
+        if question["type"] == "score":
+            answers[name] = {"type": "score", "score": first * (count - 1)}
+    return {"answers": answers, "usage": {"input_tokens": 9, "x_cached_tokens": 4}}
+
+
 def echoed(body: dict[str, Any]) -> dict[str, Any]:
     """`/v1/completions` with the prompts' own log-probabilities; the first token has none, a new one is the last."""
     new = [-50.0] * body["max_tokens"]
@@ -55,10 +69,11 @@ def echoed(body: dict[str, Any]) -> dict[str, Any]:
     return {"choices": choices[::-1], "usage": {"prompt_tokens": 9}}
 
 
-ANSWERS = {"/v1/rerank": reranked, "/v1/decisions": decided, "/v1/completions": echoed}
+ANSWERS = {"/v1/rerank": reranked, "/v1/decisions": decided, "/v1/completions": echoed, "/v1/systemone": answered}
 NEW_TOKEN = {"max_tokens": 1, "temperature": 0}
 AS_OURS = [
-    ("rerank", "/v1/rerank", 4), ("decisions", "/v1/decisions", 4), ("loglikelihoods", "/v1/completions", None)
+    ("rerank", "/v1/rerank", 4), ("decisions", "/v1/decisions", 4), ("loglikelihoods", "/v1/completions", None),
+    ("systemone", "/v1/systemone", 4),
 ]  # fmt: skip
 ASKED = [
     *((spec, task, path, {}, cached) for spec in ("mis", "vllm") for task, path, cached in AS_OURS),
@@ -66,6 +81,8 @@ ASKED = [
     ("sglang", "loglikelihoods", "/v1/completions", NEW_TOKEN, None),
     ("openai", "loglikelihoods", "/v1/completions", NEW_TOKEN, None),
     ("llama-server", "rerank", "/v1/rerank", {}, 4),
+    ("llama-server", "systemone", "/v1/systemone", {}, 4),
+    ("systemone", "systemone", "/v1/systemone", {}, 4),
 ]  # fmt: skip
 
 
@@ -78,9 +95,10 @@ async def test_servers_are_asked_for_tasks_as_they_document_them(
     workload = build_workload(f"{task}-6-5-3")
     reply = await ask(target, workload)
     *_, body = fake.asked(path)
-    body.pop("cache_salt", None)
+    salt = body.pop("x_cache_salt" if task == "systemone" else "cache_salt", None)
+    assert (salt is not None) == (spec == "mis")  # the fake says that its vLLM is too old for salts
     assert body == workload.request | fields | {"model": "fake"}
-    texts = [len(str(item)) / 100 for item in workload.items]
+    texts = [len(str(item)) / (1000 if task == "systemone" else 100) for item in workload.items]
     tokens = [np.mean([-token / 100 for token in item]) for item in workload.items if not isinstance(item, str)]
     np.testing.assert_allclose(reply.scores.ravel(), tokens or texts)
     assert reply.cached_tokens == cached_tokens
@@ -92,6 +110,9 @@ async def test_servers_are_asked_for_tasks_as_they_document_them(
     [
         ("sglang", "decisions", "decisions not supported by sglang: its /v1/decisions takes another body"),
         ("openai", "rerank", "rerank not supported by openai: it is asked for completions only"),
+        ("openai", "systemone", "systemone not supported by openai: it is asked for completions only"),
+        ("sglang", "systemone", "systemone not supported by sglang: it has no such route"),
+        ("systemone", "rerank", "rerank not supported by systemone: it is asked for System One only"),
         ("openai", "decisions", "decisions not supported by openai"),
         ("llama-server", "score", "score not supported by llama-server: .* the target llama.cpp scores"),
         ("llama-server", "decisions", "decisions not supported by llama-server: it has no such route"),
@@ -104,13 +125,32 @@ async def test_a_task_that_a_server_does_not_have_is_refused_by_name(
     found = opener(TargetSpec("t", f"{spec}={fake.url}", OPTIONS.get(spec, {})))
     with pytest.raises(TargetUnavailable, match=message):
         await found.open([task])
-    able: Task = "rerank" if spec == "llama-server" else "loglikelihoods"
+    able: Task = {"llama-server": "rerank", "systemone": "systemone"}.get(spec, "loglikelihoods")  # type: ignore[assignment]
     fake.routes |= ANSWERS
     target = await found.open([task, able])  # it is asked what it can do
     with pytest.raises(CallFailed, match=message) as caught:
         target.prepare(build_workload(f"{task}-6-5-3"))
     assert caught.value.reason == "rejected"
     await target.close()
+
+
+async def test_a_server_of_system_one_is_taken_at_its_word(fake: FakeServer) -> None:
+    """`transformers serve` lists no model that it has not loaded, and keeps nothing."""
+    fake.routes |= {"/v1/systemone": answered, "/v1/models": {"data": []}, "/openapi.json": {"info": {"title": "T"}}}
+    options = {"model": "a/folder", "stateless": "true"}
+    target = await opener(TargetSpec("t", f"systemone={fake.url}", options)).open(["systemone"])
+    await target.forget()
+    await ask(target, build_workload("systemone-6-5-3"))
+    assert fake.asked("/v1/systemone")[-1]["model"] == "a/folder"
+    assert target.about.options["title"] == "T"
+    await target.close()
+    with pytest.raises(TargetUnavailable, match="it serves no model"):
+        await opener(TargetSpec("t", f"systemone={fake.url}", {})).check()
+    fake.routes["/v1/models"] = {"data": [{"id": "fake"}]}
+    other = await opener(TargetSpec("t", f"systemone={fake.url}", {})).open(["systemone"])
+    with pytest.raises(CallFailed, match="knows no way to forget"):
+        await other.forget()
+    await other.close()
 
 
 NOT_ECHOED = [{"index": index, "logprobs": {"token_logprobs": [-1.0]}} for index in range(5)]
@@ -125,6 +165,8 @@ NOT_ECHOED = [{"index": index, "logprobs": {"token_logprobs": [-1.0]}} for index
         ("rerank", [], "bad_json"),
         ("decisions", {"answers": [{"type": "refusal"}] * 5}, "missing_scores"),
         ("decisions", {"answers": []}, "shape_mismatch"),
+        ("systemone", {"answers": {"q0": {"type": "noul"}}}, "missing_scores"),
+        ("systemone", {"answers": {f"q{i}": {"noul": 0.5} for i in range(5)}}, "missing_scores"),
         ("loglikelihoods", {"choices": [{"index": i, "logprobs": None} for i in range(5)]}, "missing_scores"),
         ("loglikelihoods", {"choices": NOT_ECHOED}, "missing_scores"),
     ],

@@ -1,7 +1,9 @@
 """Traces: drawn from names, refused clearly."""
 
+import json
 from collections import Counter
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -73,3 +75,34 @@ def test_the_checksum_knows_times_and_requests_but_not_names() -> None:
 def test_wrong_names_are_refused_with_the_form_that_is_wanted(name: str, message: str) -> None:
     with pytest.raises(WorkloadNameError, match=message):
         build_trace(name)
+
+
+LINES = (
+    {"id": 1, "state": "A text.", "questions": {"urgent": {"type": "noul", "instructions": "Is it?"}}},
+    {"state": {"b": [1]}, "questions": {"a": {"type": "noul", "instructions": {"x": 1}}, "b": {"type": "noul"}}},
+)
+
+
+def test_recorded_requests_are_sent_as_they_were(tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    file.write_text("\n".join(map(json.dumps, LINES)))
+    first, second = build_trace(f"systemone:{file}").arrivals
+    assert first.arrival_s is second.arrival_s is None
+    assert first.workload.request == {"state": "A text.", "questions": {"q0": LINES[0]["questions"]["urgent"]}}
+    assert second.workload.request["state"] == '{"b":[1]}'
+    assert list(second.workload.request["questions"].values()) == list(LINES[1]["questions"].values())
+    assert second.workload.num_items == 2
+    assert first.workload.another(3).request["questions"]["q0"]["instructions"] == "3 Is it?"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("", "has 1 to 50,000 lines"), ('{"state": "a"}', "requests.jsonl:1: questions: Field required"),
+     ('{"state": "a", "questions": {}}', "requests.jsonl:1: questions: "),
+     ("{", "requests.jsonl:1: line: Invalid JSON")],
+)  # fmt: skip
+def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "requests.jsonl"
+    file.write_text(text)
+    with pytest.raises(WorkloadNameError, match=message):
+        build_trace(f"systemone:{file}")

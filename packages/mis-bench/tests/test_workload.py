@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -39,6 +40,8 @@ def test_the_canonical_workload_never_changes() -> None:
         ("text-20-5-4", "fe1143751b49f2cf2e56bad22437639424a79080dac5a506c0d8ea0ce1e4c7cb"),
         ("rerank-50-100-200", "985178df4698a92ce17fde199ad752c9b2911c40e64b932092715a53c0f4963c"),
         ("decisions-2000-64-12", "1d69151fb9f0e99fad202dc7899e4d68b33cf66a353d30d4c64267e8435883e5"),
+        ("systemone-3000-50-8", "e1d6233f261cce0f843b59b0edb3ac696c0bb5a1ecc1c40ea104fe421eaaf216"),
+        ("systemone-300-1-8@255", "92116705b9f7ea89f99bfbca1b89c485ce5c1a7cbe4e6595bec219369e3d223d"),
         ("loglikelihoods-200-1000-20", "b1d059dc67e57b1ea586e34c62267865edfe02a35d2b4f1b882f3b31d85396f1"),
         ("track_low@4", "ed39fb107444f6a4771c4b757bbf1fe8f80e0d9458cc4fed95b73022049542e9"),
     ],
@@ -135,6 +138,28 @@ def test_tasks_ask_what_their_clients_ask() -> None:
     assert prompts == {"prompt": shared, "max_tokens": 0, "echo": True, "logprobs": 1}
 
 
+def test_questions_of_system_one_are_of_all_kinds() -> None:
+    body = build_workload("systemone-40-50-8").request
+    kinds = Counter(question["type"] for question in body["questions"].values())
+    assert kinds == {"choice": 20, "noul": 20, "score": 10}
+    assert len(body["state"].split()) == 40
+    for question in body["questions"].values():
+        assert len(question["instructions"].split()) == 8
+        assert len(question.get("criteria", "four")) == 4
+    many = build_workload("systemone-40-6-8@255").request["questions"].values()
+    assert [(question["type"], len(question["criteria"])) for question in many] == [("choice", 255)] * 6
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("systemone-3-1-1@256", "has 256 options; at most 255"), ("systemone-3-1-1@1", "a choice has at least 2 options"),
+     ("systemone-3-9999-1@255", "tokens; at most 2,000,000"), ("decisions-3-1-1@3", "only scores have labels")],
+)  # fmt: skip
+def test_questions_that_nobody_may_ask_are_refused(name: str, message: str) -> None:
+    with pytest.raises(WorkloadNameError, match=message):
+        build_workload(name)
+
+
 @pytest.mark.parametrize("kind", TASKS)
 def test_tasks_have_a_number_for_each_item_and_no_labels(kind: str) -> None:
     workload = build_workload(f"{kind}-4-2-3").within(2048)
@@ -184,7 +209,7 @@ def test_too_many_labels_are_refused() -> None:
         build_workload("probe-3-1-1@1025")
 
 
-@pytest.mark.parametrize("kind", ["probe", "ragged", "text", "rerank", "decisions", "loglikelihoods"])
+@pytest.mark.parametrize("kind", ["probe", "ragged", "text", "rerank", "decisions", "systemone", "loglikelihoods"])
 @given(number=st.integers(1, 1000))
 @settings(max_examples=20)
 def test_another_workload_has_the_same_sizes_and_nothing_in_common(kind: str, number: int) -> None:

@@ -11,6 +11,7 @@ from mis_bench.checkpoints import CheckpointError, resolve_checkpoint
 from mis_bench.estimate.command import estimate
 from mis_bench.perf.command import perf
 from mis_bench.presets.compare import compare, matrix
+from mis_bench.presets.decisions import decisions
 from mis_bench.presets.loads import stress, sweep
 from mis_bench.presets.run import run
 from mis_bench.profile.command import profile
@@ -28,10 +29,10 @@ def workload(name: str, output: Path | None) -> None:
     """Print a workload as JSON.
 
     NAME is KIND-Q-N-L: Q query tokens and N items of L tokens, all alike in length. The KIND ragged varies the
-    lengths, text has words for tokens; rerank, decisions and loglikelihoods ask for those instead of scores; any other
-    word stands for other tokens. Or NAME is that of a request met in production: track_low, track_mean, track_high,
-    home_low, home_mean or home_high. An ending such as @8 asks for 8 labels. The JSON holds the name, a checksum, and
-    the body for POST /v1/score, or for the other task.
+    lengths, text has words for tokens; rerank, decisions, systemone and loglikelihoods ask for those instead of scores;
+    any other word stands for other tokens. Or NAME is that of a request met in production: track_low, track_mean,
+    track_high, home_low, home_mean or home_high. An ending such as @8 asks for 8 labels, of systemone for options. The
+    JSON holds the name, a checksum, and the body for POST /v1/score, or for the other task.
     """
     built = build_workload(name)
     if output is None:
@@ -58,7 +59,7 @@ def checkpoint(spec: str) -> None:
 
 _COMMANDS = (
     run, stress, matrix, compare, sweep, perf, validate, profile, report, validate_artifacts, workload, checkpoint,
-    estimate, plan,
+    estimate, plan, decisions,
 )  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 A name is `LOAD:RATE:COUNT` or `LOAD:RATE:COUNT:SEED`: COUNT requests that arrive independently of each
 other, RATE a second on average (a Poisson process). LOAD is `mixed`, requests of 3, 30 and 500 items with weights
-0.4, 0.4 and 0.2, or the name of any workload. No two requests share their query.
+0.4, 0.4 and 0.2, or the name of any workload. No two requests share their query. The name `systemone:FILE` stands for
+requests of System One as they were recorded, a line of JSON each, which are sent as soon as a caller is free.
 """
 
 import hashlib
@@ -13,23 +14,26 @@ from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count, islice
+from pathlib import Path
 from typing import NamedTuple, Self
 
-from mis_bench.workload import CANONICAL, Workload, WorkloadNameError, build_workload, integers
+from mis_bench.system_one import recorded
+from mis_bench.workload import CANONICAL, Workload, WorkloadNameError, build_workload, integers, labels
 
 MAX_ARRIVALS = 50_000
 """Most requests of a trace."""
 
 _NAME = re.compile(r"([^:]+):([0-9]{1,9}(?:\.[0-9]{1,9})?):([1-9][0-9]{0,17})(?::([0-9]{1,18}))?")
+_RECORDED = "systemone:"
 _MIXED = ("mixed-2000-3-20", "mixed-2000-30-20", "mixed-2000-500-20")
 _BOUNDS = (0.4, 0.8)  # of the numbers that choose among them
 _DRAWN_AT_ONCE = 1024
 
 
 class Arrival(NamedTuple):
-    """A request and when it arrives, in seconds after the trace began."""
+    """A request and when it arrives, in seconds after the trace began; None: as soon as a caller is free."""
 
-    arrival_s: float
+    arrival_s: float | None
     workload: Workload
 
 
@@ -64,11 +68,15 @@ def build_trace(name: str) -> Trace:
     """Build the trace that a name describes.
 
     Args:
-        name: `LOAD:RATE:COUNT` or `LOAD:RATE:COUNT:SEED`, such as `mixed:4:100`.
+        name: `LOAD:RATE:COUNT` or `LOAD:RATE:COUNT:SEED`, such as `mixed:4:100`; or `systemone:FILE`.
 
     Raises:
-        WorkloadNameError: the name has another form, or more than `MAX_ARRIVALS` requests.
+        WorkloadNameError: the name has another form, or more than `MAX_ARRIVALS` requests; or the file holds no
+            requests.
+        OSError: it cannot be read.
     """
+    if name.startswith(_RECORDED):
+        return _recorded(name)
     match = _NAME.fullmatch(name)
     if match is None:
         raise WorkloadNameError(
@@ -88,6 +96,18 @@ def build_trace(name: str) -> Trace:
         for number, (arrival_s, choice) in enumerate(drawn)
     )
     return Trace(name, tuple(arrivals))
+
+
+def _recorded(name: str) -> Trace:
+    try:
+        found = list(islice(recorded(Path(name.removeprefix(_RECORDED))), MAX_ARRIVALS + 1))
+    except ValueError as error:
+        raise WorkloadNameError(str(error)) from None
+    if not 0 < len(found) <= MAX_ARRIVALS:
+        raise WorkloadNameError(f"{name}: a file of requests has 1 to {MAX_ARRIVALS:,} lines.")
+    none = labels(0)
+    asked = (Workload(name, state, questions, none, task="systemone") for state, questions in found)
+    return Trace(name, tuple(Arrival(None, workload) for workload in asked))
 
 
 def arrival_times(name: str, rate_per_s: float) -> Iterator[float]:

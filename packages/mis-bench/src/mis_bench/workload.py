@@ -1,7 +1,8 @@
 """Workloads: the same name gives the same tokens, on every machine and with every version.
 
 A name is `KIND-Q-N-L`, Q query tokens and N items of L tokens each, or one of `PRODUCTION`; `@8` at its end asks
-for 8 labels. The KINDs of `Task` ask for something else than scores. The canonical workload is `canonical-2000-500-20`.
+for 8 labels, or for questions of System One with 8 options. The KINDs of `Task` ask for something else than scores. The
+canonical workload is `canonical-2000-500-20`.
 Numbers are read off SHAKE-256 of the name, not drawn from a library's generator, whose stream may change between
 releases; `Workload.sha256` proves it.
 """
@@ -16,7 +17,9 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from jaxtyping import Int32, UInt32
 
-Task = Literal["score", "rerank", "decisions", "loglikelihoods"]
+from mis_bench import system_one
+
+Task = Literal["score", "rerank", "decisions", "systemone", "loglikelihoods"]
 """What is asked about a query and items; all but the first are KINDs of names."""
 
 CANONICAL = "canonical-2000-500-20"
@@ -62,7 +65,8 @@ class Workload:
     Attributes:
         name: What it was built from.
         query: Shared tokens, `[query_tokens]`, or text; of decisions what they are about.
-        items: Tokens of each item, `[item_tokens]` each, or texts: documents, statements, endings of prompts.
+        items: Tokens of each item, `[item_tokens]` each, or texts: documents, statements, endings of prompts, and
+            questions of System One as JSON.
         label_token_ids: Labels of scores, the same for all items, `[labels]`; none of other tasks.
         apply_softmax: Of scores: softmax over the labels instead of full-vocabulary probabilities.
         vocab_size: Size of the vocabulary that ids were folded into (`within`), if they were.
@@ -96,14 +100,16 @@ class Workload:
     def request(self) -> dict[str, Any]:
         """What our server and engine are asked: the body of `POST /v1/score` and the keywords of `Engine.score`.
 
-        Of other tasks those of `/v1/rerank`, `/v1/decisions`, and `/v1/completions`, with a prompt for every item, as
-        lm-evaluation-harness asks it.
+        Of other tasks those of `/v1/rerank`, `/v1/decisions`, `/v1/systemone`, and `/v1/completions`, with a prompt for
+        every item, as lm-evaluation-harness asks it.
         """
         query, items = _plain(self.query), [_plain(item) for item in self.items]
         if self.task == "rerank":
             return {"query": query, "documents": items}
         if self.task == "decisions":
             return {"input": query, "questions": [{"type": "predicate", "instructions": item} for item in items]}
+        if self.task == "systemone":
+            return system_one.body(str(query), [str(item) for item in items])
         if self.task == "loglikelihoods":
             return {"prompt": [[*query, *item] for item in items], "max_tokens": 0, "echo": True, "logprobs": 1}
         body: dict[str, Any] = {"query": query, "items": items, "label_token_ids": self.label_token_ids.tolist()}
@@ -147,8 +153,9 @@ class Workload:
         if number == 0:
             return self
         if isinstance(self.query, str):
-            query, *items = (_numbered(number, str(each)) for each in (self.query, *self.items))
-            return replace(self, query=query, items=tuple(items))
+            numbered = system_one.numbered if self.task == "systemone" else _numbered
+            items = tuple(numbered(number, str(item)) for item in self.items)
+            return replace(self, query=_numbered(number, self.query), items=items)
         ids = TOKEN_IDS if self.vocab_size is None else range(self.vocab_size)
 
         def shifted(tokens: Tokens) -> Tokens:
@@ -217,10 +224,14 @@ def text(name: str, sizes: Sizes) -> Inputs:
 
 def plain_text(name: str, sizes: Sizes) -> Inputs:
     """Return a query and items of common words, which are tokens of most vocabularies."""
-    known = _WORDS.split()
-    words = np.array(known)[integers(name, sizes.total) % len(known)]
-    rows = np.reshape(words[sizes.query :], (sizes.items, sizes.item))
-    return " ".join(words[: sizes.query]), tuple(" ".join(row) for row in rows)
+    query, rows = _plain_words(name, sizes)
+    return query, tuple(" ".join(row) for row in rows)
+
+
+def state_and_questions(name: str, sizes: Sizes, options: int) -> Inputs:
+    """Return a state of common words, and questions about it, of whose instructions `sizes.item` is the length."""
+    query, rows = _plain_words(name, sizes._replace(item=system_one.words_of(sizes.item, options)))
+    return query, system_one.questions(rows, sizes.item, options)
 
 
 KINDS: dict[str, Callable[[str, Sizes], Inputs]] = {
@@ -241,7 +252,7 @@ PRODUCTION = {
 
 def task_of(name: str) -> Task:
     """Return what a workload or a trace asks, by its name."""
-    kind = name.partition("-")[0]
+    kind = re.split("[-:]", name, maxsplit=1)[0]
     return next((task for task in get_args(Task) if task == kind), "score")
 
 
@@ -250,8 +261,8 @@ def build_workload(name: str = CANONICAL) -> Workload:
 
     Args:
         name: `KIND-Q-N-L`, such as `canonical-2000-500-20`, or a name of `PRODUCTION`, such as `track_low`; both may
-            end in `@` and a number of labels. The KINDs are those of `KINDS` and `Task`; any other word stands for
-            other tokens.
+            end in `@` and a number of labels, of System One of options. The KINDs are those of `KINDS` and `Task`; any
+            other word stands for other tokens.
 
     Raises:
         WorkloadNameError: the name has another form, or asks for more than `MAX_TOKENS` tokens or `MAX_LABELS` labels.
@@ -266,18 +277,35 @@ def build_workload(name: str = CANONICAL) -> Workload:
             f"{CANONICAL}; or one of {', '.join(PRODUCTION)}; and @8 behind it for 8 labels."
         )
     task = task_of(name)
-    if at and task != "score":
+    if at and task not in ("score", "systemone"):
         raise WorkloadNameError(f"{name[:40]!r}: only scores have labels; leave out @{digits}.")
     num_labels = (int(digits) if at else 2) if task == "score" else 0
-    for count, most, what in ((sizes.total, MAX_TOKENS, "tokens"), (num_labels, MAX_LABELS, "labels")):
+    options = (int(digits) if at else system_one.OPTIONS) if task == "systemone" else 0
+    words = sizes.total + sizes.items * system_one.words_of(0, options)
+    for count, most, what in (
+        (words, MAX_TOKENS, "tokens"),
+        (num_labels, MAX_LABELS, "labels"),
+        (options, system_one.MOST_OPTIONS, "options"),
+    ):
         if count > most:
             raise WorkloadNameError(f"{name} has {count:,} {what}; at most {most:,} are allowed.")
+    if options == 1:
+        raise WorkloadNameError(f"{name[:40]!r}: a choice has at least 2 options.")
+    if options:
+        return Workload(name, *state_and_questions(inputs, sizes, options), labels(0), task=task)
     query, items = KINDS.get(kind, uniform)(inputs, sizes)
     return Workload(name, query, items, labels(num_labels), task=task)
 
 
 def _plain(tokens: Tokens) -> list[int] | str:
     return tokens if isinstance(tokens, str) else tokens.tolist()
+
+
+def _plain_words(name: str, sizes: Sizes) -> tuple[str, list[list[str]]]:
+    """Return a text of common words, and rows of them."""
+    known = _WORDS.split()
+    words = np.array(known)[integers(name, sizes.total) % len(known)]
+    return " ".join(words[: sizes.query]), words[sizes.query :].reshape(sizes.items, sizes.item).tolist()
 
 
 def _numbered(number: int, text: str) -> str:

@@ -79,8 +79,11 @@ class Demand:
         return replace(self, case=self.case.model_copy(update={"load": load}))
 
     def known(self, target: Target) -> Iterator[DueRequest]:
-        """Yield a request of each query that the target is to know; one item of it, where there are many queries."""
-        items = None if self.case.queries == 1 else 1
+        """Yield a request of each query that the target is to know.
+
+        It has one item where there are many queries, and as many as a call has where requests are cut into calls.
+        """
+        items = 1 if self.case.queries > 1 else self.case.chunk_items or None
         for number in range(self.case.queries):
             workload = self.numbered(number)
             yield self.encoded(target, number, replace(workload, items=workload.items[:items]))

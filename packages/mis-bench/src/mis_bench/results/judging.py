@@ -16,7 +16,7 @@ DOES_NOT_FIT = ("rejected", "out_of_memory")
 SURE = 4
 """Rounds of two equal cases that all differ one way with a chance of one in seventy."""
 
-TEMPLATED = ("rerank", "decisions")
+TEMPLATED = ("rerank", "decisions", "systemone")
 """Tasks whose prompts begin with the model's template, which is kept whatever the query is."""
 
 COMPARED = ("compare", "matrix")

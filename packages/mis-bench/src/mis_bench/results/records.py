@@ -26,7 +26,7 @@ Phase = Literal["warmup", "timed", "confirm", "afterwards"]
 """Not counted; counted; counted again of a sweep's best; whether it still answers."""
 
 Cache = Literal["cold", "warm"]
-Preset = Literal["run", "callers", "stress", "trace", "matrix", "compare", "sweep", "perf"]
+Preset = Literal["run", "callers", "stress", "trace", "matrix", "compare", "sweep", "perf", "decisions"]
 
 
 class WorkloadPart(Part):

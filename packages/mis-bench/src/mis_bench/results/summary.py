@@ -7,6 +7,7 @@ from typing import NamedTuple, Self
 from pydantic import Field
 
 from mis_bench.artifact import Artifact
+from mis_bench.results.decisions import decisions_findings
 from mis_bench.results.figures import Row, rows_of
 from mis_bench.results.judging import COMPARED, doubt_slow_caches, judged, missed, with_winner
 from mis_bench.results.records import Plan, Results, read_results
@@ -61,14 +62,18 @@ def summarize(results: Results) -> Summary:
     reference = plan.reference_among(each.target for each in results.opened if each.about is not None)
     rows = with_winner(plan, _with_ratios(doubt_slow_caches(with_limits(rows, results)), reference))
     limits_missed = list(missed(plan.gates, rows))
-    is_of_callers = plan.preset == "callers"
+    of_preset: Iterator[str] = iter(())
+    if plan.preset == "callers":
+        of_preset = callers_findings(results, rows)
+    elif plan.preset == "decisions":
+        of_preset = decisions_findings(plan, rows, reference)
     has_winner = plan.preset not in COMPARED or any(row.wins for row in rows)
     return Summary(
         run_id=plan.run_id,
         preset=plan.preset,
         rows=rows,
         missed=limits_missed,
-        findings=[*_findings(plan, rows, reference), *(callers_findings(results, rows) if is_of_callers else ())],
+        findings=[*_findings(plan, rows, reference), *of_preset],
         passed=has_winner and not limits_missed and all(row.status != "failed" for row in rows),
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mis_bench.system_one import first_probability
 from mis_bench.targets.target import CallFailed, Reply, fitting
 from mis_bench.workload import Task, Workload
 
@@ -22,12 +23,14 @@ class Asking:
         bodies: Returns the bodies that ask for a workload, without `model`; they are sent one after another.
         reply: Reads the answers to them; raises `CallFailed`, `missing_scores` or `shape_mismatch`.
         answer_type: What a reply is, as JSON: an object, or with some servers a list.
+        salt_field: Where a body has the cache salt, of a server that forgets by one.
     """
 
     path: str
     bodies: Callable[[Workload], list[Json]]
     reply: Callable[[Sequence[Any], Workload], Reply]
     answer_type: type[dict[str, Any]] | type[list[Any]] = dict
+    salt_field: str = "cache_salt"
 
 
 Tasks = Mapping[Task, Asking | str]
@@ -73,6 +76,17 @@ def decided(answers: Sequence[Json], workload: Workload) -> Reply:
         return _by_index(enumerate(each["probability"] for each in answer["answers"]), workload, answer)
 
 
+def decided_by_system_one(answers: Sequence[Json], workload: Workload) -> Reply:
+    """Read one number for each question: `system_one.first_probability`."""
+    (answer,) = answers
+    with reading("`answers` to all questions by their ids"):
+        told = [
+            first_probability(str(question), answer["answers"][f"q{index}"])
+            for index, question in enumerate(workload.items)
+        ]
+        return _by_index(enumerate(told), workload, answer)
+
+
 def completed(answers: Sequence[Json], workload: Workload) -> Reply:
     """Read the mean log-probability of the tokens of every item, each prompt's own behind the query."""
     (answer,) = answers
@@ -88,6 +102,7 @@ def completed(answers: Sequence[Json], workload: Workload) -> Reply:
 SCORE = Asking("/v1/score", whole, scored)
 RERANK = Asking("/v1/rerank", whole, ranked)
 DECISIONS = Asking("/v1/decisions", whole, decided)
+SYSTEM_ONE = Asking("/v1/systemone", whole, decided_by_system_one, salt_field="x_cache_salt")
 LOGLIKELIHOODS = Asking("/v1/completions", whole, completed)
 
 
@@ -117,4 +132,4 @@ def cached_tokens(answer: Json) -> int | None:
     """Return how many tokens the server had kept, where its usage tells."""
     usage = answer.get("usage") or {}
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
-    return details.get("cached_tokens")
+    return details.get("cached_tokens", usage.get("x_cached_tokens"))

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, create_model
 import mis_core
 import mis_kernels
 from mis_bench.environment import checkpoint_sha256
-from mis_bench.targets.asking import decided, ranked
+from mis_bench.targets.asking import decided, decided_by_system_one, ranked
 from mis_bench.targets.blocking import BlockingTarget
 from mis_bench.targets.products import ROWS, best_rate
 from mis_bench.targets.spec import read_options
@@ -25,6 +25,7 @@ from mis_core.config import EngineConfig
 from mis_core.errors import MisError
 from mis_core.models.config import read_model_config
 from mis_core.models.parallel import packs
+from mis_core.tasks.decide.system_one.task import SYSTEM_ONE
 from mis_core.tasks.decide.task import DECIDE
 from mis_core.tasks.path.service import InlineService, run_blocking
 from mis_core.tasks.rerank.task import RERANK
@@ -33,7 +34,14 @@ from mis_core.tasks.text.completion import COMPLETE
 from mis_kernels.backends import choose
 from mis_kernels.weights import weight_of
 
-_TASKS: Mapping[Task, Any] = {"score": SCORE, "rerank": RERANK, "decisions": DECIDE, "loglikelihoods": COMPLETE}
+_TASKS: Mapping[Task, Any] = {
+    "score": SCORE,
+    "rerank": RERANK,
+    "decisions": DECIDE,
+    "systemone": SYSTEM_ONE,
+    "loglikelihoods": COMPLETE,
+}
+_READS = {"rerank": ranked, "decisions": decided, "systemone": decided_by_system_one}
 
 
 def engine_config(model: Path, options: Mapping[str, str]) -> EngineConfig:
@@ -130,5 +138,4 @@ def _scores(result: Any, workload: Workload) -> Scores:
         ends = np.cumsum(lens + len(workload.query))  # of the prompts, each the query and an item
         spans = zip(ends - lens, ends, strict=True)
         return np.array([[result.prompt.logprobs[begin:end].mean(dtype=np.float64)] for begin, end in spans])
-    read = ranked if workload.task == "rerank" else decided
-    return read([dataclasses.asdict(result)], workload).scores
+    return _READS[workload.task]([dataclasses.asdict(result)], workload).scores

@@ -62,8 +62,8 @@ class Server:
         INFO: Where it tells of itself.
         OPTIONS: What the target takes.
         options: As given.
-        forgetting: How the server is made to compute the next query anew: by another `cache_salt` in requests, by
-            `POST /flush_cache`, or not at all. Final after `check`.
+        forgetting: How the server is made to compute the next query anew: by another cache salt in requests, by
+            `POST /flush_cache`, it does so anyway, or not at all (None). Final after `check`.
         tasks: How it is asked for each task, or why it cannot be.
         about: What it is, by its own account; there after `check`.
 
@@ -79,7 +79,7 @@ class Server:
     BACKEND: ClassVar[str]
     INFO: ClassVar[str] = "/version"
     OPTIONS: ClassVar[type[ServerOptions]] = ServerOptions
-    forgetting: Literal["salt", "flush"] | None = None
+    forgetting: Literal["salt", "flush", "needless"] | None = None
     tasks: Tasks
     about: About
 
@@ -125,7 +125,7 @@ class Server:
 
     async def call(self, request: Request) -> TargetReply:
         """Send the bodies, one after another; raises `CallFailed`."""
-        bodies = [self._salted(body) for body in request.bodies]
+        bodies = [self._salted(body, request.asking) for body in request.bodies]
         sent = time.perf_counter()
         replies = [await self._send("POST", request.asking.path, body) for body in bodies]
         done = time.perf_counter()
@@ -138,7 +138,7 @@ class Server:
             self._salt += 1
         elif self.forgetting == "flush":
             await self._send("POST", "/flush_cache", b"{}", timeout_s=PROBE_TIMEOUT_S)
-        else:
+        elif self.forgetting is None:
             raise CallFailed("rejected", f"{self._spec} knows no way to forget a query, so only new ones are cold.")
 
     async def counts(self) -> dict[str, float]:
@@ -216,7 +216,7 @@ class Server:
         for task in tasks:
             try:
                 request = self.prepare(replace(build_workload(f"{task}-3-1-1").within(8), apply_softmax=True))
-                body = self._salted(request.bodies[0])
+                body = self._salted(request.bodies[0], request.asking)
                 reply = await self._send("POST", request.asking.path, body, timeout_s=PROBE_TIMEOUT_S)
                 self._decoded(reply, request.asking.answer_type)
                 return
@@ -255,11 +255,11 @@ class Server:
             raise CallFailed("bad_json", f"{reply.url.path} answered no JSON {what}: {self._shown(reply.text)}")
         return value
 
-    def _salted(self, body: bytes) -> bytes:
+    def _salted(self, body: bytes, asking: Asking) -> bytes:
         """Add the salt of today to an encoded object."""
         if self.forgetting != "salt":
             return body
-        return b'%s,"cache_salt":"%s-%d"}' % (body[:-1], self._run.encode(), self._salt)
+        return b'%s,"%s":"%s-%d"}' % (body[:-1], asking.salt_field.encode(), self._run.encode(), self._salt)
 
     def _shown(self, text: str) -> str:
         """Shorten a server's words, which may repeat the key that it was sent."""

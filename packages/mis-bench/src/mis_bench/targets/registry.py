@@ -12,7 +12,7 @@ from mis_bench.targets.blocking import BlockingOpener, BlockingTarget
 from mis_bench.targets.spec import Options, TargetSpec, read_options
 from mis_bench.targets.target import Opener, TargetUnavailable
 
-_SERVERS = ("mis", "sglang", "vllm", "openai", "llama-server")
+_SERVERS = ("mis", "sglang", "vllm", "openai", "llama-server", "systemone")
 
 SPECS = (
     *("engine", "transformers-serial", "transformers-batched", "transformers-shared", "llama.cpp"),

@@ -14,6 +14,7 @@ from mis_bench.targets.asking import (
     LOGLIKELIHOODS,
     RERANK,
     SCORE,
+    SYSTEM_ONE,
     Asking,
     Json,
     Tasks,
@@ -31,6 +32,8 @@ from mis_core.tokenization import Tokenizer
 
 _VLLM_WITH_SALT = (0, 33)
 _COMPLETIONS_ONLY = "it is asked for completions only."
+_NO_SUCH_ROUTE = "it has no such route."
+_SYSTEM_ONE_ONLY = "it is asked for System One only."
 
 
 def _without_documents(workload: Workload) -> list[Json]:
@@ -42,6 +45,7 @@ _SGLANG: Tasks = {
     "score": SCORE,
     "rerank": Asking("/v1/rerank", _without_documents, ranked_list, list),
     "decisions": "its /v1/decisions takes another body than OpenAI's.",
+    "systemone": _NO_SUCH_ROUTE,
     "loglikelihoods": Asking("/v1/completions", drawing, completed),
 }
 
@@ -58,7 +62,13 @@ class SGLang(Server):
     tasks = _SGLANG
 
 
-_MIS: Tasks = {"score": SCORE, "rerank": RERANK, "decisions": DECISIONS, "loglikelihoods": LOGLIKELIHOODS}
+_MIS: Tasks = {
+    "score": SCORE,
+    "rerank": RERANK,
+    "decisions": DECISIONS,
+    "systemone": SYSTEM_ONE,
+    "loglikelihoods": LOGLIKELIHOODS,
+}
 
 
 class MisOptions(ServerOptions):
@@ -111,6 +121,7 @@ _VLLM: Tasks = {
     "score": Asking("/generative_scoring", _by_label, _first_labels),
     "rerank": RERANK,
     "decisions": DECISIONS,
+    "systemone": SYSTEM_ONE,
     "loglikelihoods": LOGLIKELIHOODS,
 }
 
@@ -158,6 +169,7 @@ class OpenAI(Server):
             "score": Asking("/v1/completions", self._bodies, self._reply),
             "rerank": _COMPLETIONS_ONLY,
             "decisions": _COMPLETIONS_ONLY,
+            "systemone": _COMPLETIONS_ONLY,
             "loglikelihoods": Asking("/v1/completions", drawing, completed),
         }
         if self.options.token_ids:
@@ -198,7 +210,8 @@ class OpenAI(Server):
 _LLAMA_SERVER: Tasks = {
     "score": "it tells the most probable tokens only; the target llama.cpp scores.",
     "rerank": RERANK,
-    "decisions": "it has no such route.",
+    "decisions": _NO_SUCH_ROUTE,
+    "systemone": SYSTEM_ONE,
     "loglikelihoods": "it tells no log-probabilities of a prompt's own tokens.",
 }
 
@@ -215,8 +228,45 @@ class LlamaServer(Server):
         return {"version": (await super().details()).get("build_info")}
 
 
+_SYSTEM_ONE_SERVER: Tasks = {
+    "score": _SYSTEM_ONE_ONLY,
+    "rerank": _SYSTEM_ONE_ONLY,
+    "decisions": _SYSTEM_ONE_ONLY,
+    "systemone": SYSTEM_ONE,
+    "loglikelihoods": _SYSTEM_ONE_ONLY,
+}
+
+
+class SystemOneOptions(ServerOptions):
+    """Options of `systemone`; `model` is taken on trust, since some list only models that they have been asked for."""
+
+    stateless: bool = False  # whether it keeps nothing from one request to the next, as `transformers serve`
+
+
+class SystemOneServer(Server):
+    """Any server of `POST /v1/systemone`, such as `transformers serve`."""
+
+    BACKEND: ClassVar[str] = "systemone"
+    INFO: ClassVar[str] = "/openapi.json"
+    OPTIONS: ClassVar[type[ServerOptions]] = SystemOneOptions
+    tasks = _SYSTEM_ONE_SERVER
+
+    def __init__(self, spec: str, given: Mapping[str, str], directory: Path | None) -> None:
+        super().__init__(spec, given, directory)
+        assert isinstance(self.options, SystemOneOptions)
+        self.forgetting = "needless" if self.options.stateless else None
+
+    async def details(self) -> Json:
+        """The title that it gives itself."""
+        return {"title": ((await super().details()).get("info") or {}).get("title")}
+
+    async def _model(self) -> str:
+        return self.options.model or await super()._model()
+
+
 KINDS: Mapping[str, type[Server]] = {
     "mis": Mis, "sglang": SGLang, "vllm": VLLM, "openai": OpenAI, "llama-server": LlamaServer,
+    "systemone": SystemOneServer,
 }  # fmt: skip
 """By the name of a target on the command line."""
 
