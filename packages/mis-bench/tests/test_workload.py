@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mis_bench.drawing import TOKEN_IDS
 from mis_bench.workload import (
     CANONICAL,
     MAX_LABELS,
     MAX_TOKENS,
     PRODUCTION,
-    TOKEN_IDS,
     WorkloadNameError,
     build_workload,
 )

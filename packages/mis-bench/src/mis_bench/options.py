@@ -15,8 +15,8 @@ from pydantic.fields import FieldInfo
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from mis_bench.drawing import TOKEN_IDS
 from mis_bench.targets.target import About
-from mis_bench.workload import TOKEN_IDS
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 

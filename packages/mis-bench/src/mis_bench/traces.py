@@ -17,8 +17,9 @@ from itertools import count, islice
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from mis_bench.drawing import integers, labels
 from mis_bench.system_one import recorded
-from mis_bench.workload import CANONICAL, Workload, WorkloadNameError, build_workload, integers, labels
+from mis_bench.workload import CANONICAL, Workload, WorkloadNameError, build_workload
 
 MAX_ARRIVALS = 50_000
 """Most requests of a trace."""

@@ -3,21 +3,20 @@
 A name is `KIND-Q-N-L`, Q query tokens and N items of L tokens each, or one of `PRODUCTION`; `@8` at its end asks
 for 8 labels, or for questions of System One with 8 options. The KINDs of `Task` ask for something else than scores. The
 canonical workload is `canonical-2000-500-20`.
-Numbers are read off SHAKE-256 of the name, not drawn from a library's generator, whose stream may change between
-releases; `Workload.sha256` proves it.
+The tokens are drawn from the name (`drawing`); `Workload.sha256` proves it.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
-from jaxtyping import Int32, UInt32
+from jaxtyping import Int32
 
 from mis_bench import system_one
+from mis_bench.drawing import KINDS, TOKEN_IDS, Sizes, Tokens, labels, state_and_questions, uniform
 
 Task = Literal["score", "rerank", "decisions", "systemone", "loglikelihoods"]
 """What is asked about a query and items; all but the first are KINDs of names."""
@@ -32,26 +31,6 @@ MAX_LABELS = 1024
 
 _NUMBER = "([1-9][0-9]{0,17})"
 _NAME = re.compile(f"([a-z][a-z0-9_]*)-{_NUMBER}-{_NUMBER}-{_NUMBER}")
-
-LABEL_TOKEN_IDS = (9454, 2753)
-"""The labels scored, unless a name asks for more."""
-
-TOKEN_IDS = range(1000, 100_000)
-"""Ids that occur: ordinary tokens, and no special ones, in the vocabularies of Qwen 2, Qwen 3 and Llama 3."""
-
-_SYLLABLES = [first + second for first in "bdfgklmnprstvz" for second in "aeiou"]
-
-_WORDS = (
-    "about after again always another area ask back best book business call case change city company country day "
-    "different early end every example eye face fact family few find first friend give good government great group "
-    "hand head help high home house idea important information issue job keep large last law level life line little"
-)  # one token each in the vocabulary of Qwen's models, with and without a space before it
-
-Tokens = Int32[np.ndarray, " tokens"] | str
-"""Token ids, or a text."""
-
-Inputs = tuple[Tokens, tuple[Tokens, ...]]
-"""A query and items."""
 
 
 class WorkloadNameError(ValueError):
@@ -165,80 +144,6 @@ class Workload:
         return replace(self, query=shifted(self.query), items=tuple(map(shifted, self.items)))
 
 
-class Sizes(NamedTuple):
-    """Tokens of the query, number of items, tokens of an item on average; words in a `text`."""
-
-    query: int
-    items: int
-    item: int
-
-    @property
-    def total(self) -> int:
-        """Tokens or words altogether."""
-        return self.query + self.items * self.item
-
-
-def integers(name: str, count: int) -> UInt32[np.ndarray, " count"]:
-    """Return integers below 2^32; a longer draw of the same name begins with the shorter one."""
-    return np.frombuffer(hashlib.shake_256(name.encode()).digest(4 * count), "<u4")
-
-
-def tokens(name: str, count: int) -> Int32[np.ndarray, " count"]:
-    """Return token ids of `TOKEN_IDS`."""
-    return (TOKEN_IDS.start + integers(name, count) % len(TOKEN_IDS)).astype(np.int32)
-
-
-def labels(count: int) -> Int32[np.ndarray, " labels"]:
-    """Return different label ids; more labels begin with the fewer."""
-    drawn = dict.fromkeys([*LABEL_TOKEN_IDS, *tokens("labels", 2 * count).tolist()])
-    return np.array(list(drawn)[:count], np.int32)
-
-
-def uniform(name: str, sizes: Sizes) -> Inputs:
-    """Return items of equal length, all different."""
-    ids = tokens(name, sizes.total)
-    return ids[: sizes.query], tuple(ids[sizes.query :].reshape(sizes.items, sizes.item))
-
-
-def ragged(name: str, sizes: Sizes) -> Inputs:
-    """Return items of 1 to `2 * sizes.item - 1` tokens with a mean of exactly `sizes.item`.
-
-    Half of the lengths are drawn, the other half mirror them about the mean.
-    """
-    drawn = 1 + integers(f"lengths of {name}", sizes.items // 2).astype(np.int64) % (2 * sizes.item - 1)
-    lengths = np.concatenate([drawn, [sizes.item] * (sizes.items % 2), 2 * sizes.item - drawn]).astype(np.int64)
-    ids = tokens(name, sizes.total)
-    return ids[: sizes.query], tuple(np.split(ids[sizes.query :], np.cumsum(lengths)[:-1]))
-
-
-def text(name: str, sizes: Sizes) -> Inputs:
-    """Return a query and items of words; items begin with a space, so that they can follow the query.
-
-    Words have two or three syllables, such as `lomi` or `sateru`.
-    """
-    drawn = integers(name, 4 * sizes.total).reshape(-1, 4).tolist()
-    words = ["".join(_SYLLABLES[part % len(_SYLLABLES)] for part in row[: 2 + row[3] % 2]) for row in drawn]
-    rows = np.reshape(words[sizes.query :], (sizes.items, sizes.item))
-    return " ".join(words[: sizes.query]), tuple(f" {' '.join(row)}" for row in rows)
-
-
-def plain_text(name: str, sizes: Sizes) -> Inputs:
-    """Return a query and items of common words, which are tokens of most vocabularies."""
-    query, rows = _plain_words(name, sizes)
-    return query, tuple(" ".join(row) for row in rows)
-
-
-def state_and_questions(name: str, sizes: Sizes, options: int) -> Inputs:
-    """Return a state of common words, and questions about it, of whose instructions `sizes.item` is the length."""
-    query, rows = _plain_words(name, sizes._replace(item=system_one.words_of(sizes.item, options)))
-    return query, system_one.questions(rows, sizes.item, options)
-
-
-KINDS: dict[str, Callable[[str, Sizes], Inputs]] = {
-    "ragged": ragged, "text": text, "rerank": plain_text, "decisions": plain_text,
-}  # fmt: skip
-"""First words of names whose tokens are of a kind of their own; any other word is `uniform`."""
-
 PRODUCTION = {
     "track_low": Sizes(183, 16, 26),
     "track_mean": Sizes(420, 96, 55),
@@ -299,13 +204,6 @@ def build_workload(name: str = CANONICAL) -> Workload:
 
 def _plain(tokens: Tokens) -> list[int] | str:
     return tokens if isinstance(tokens, str) else tokens.tolist()
-
-
-def _plain_words(name: str, sizes: Sizes) -> tuple[str, list[list[str]]]:
-    """Return a text of common words, and rows of them."""
-    known = _WORDS.split()
-    words = np.array(known)[integers(name, sizes.total) % len(known)]
-    return " ".join(words[: sizes.query]), words[sizes.query :].reshape(sizes.items, sizes.item).tolist()
 
 
 def _numbered(number: int, text: str) -> str:
