@@ -204,7 +204,7 @@ def test_a_tokenizer_that_shares_nothing_is_told_once(small_tokenizer, caplog):
     assert not caplog.records
     Tokenizer(small_tokenizer("unknown"))
     (record,) = caplog.records
-    assert record.name == "mis_core.tokenization.tokenizer"
+    assert record.name == "mis_core.tokenization.text_tokenizer"
     assert "together with its whole query" in record.getMessage()
 
 
