@@ -13,7 +13,7 @@ from mis_bench.targets.spec import without_secrets
 from mis_bench.traces import build_trace
 
 
-class Load(NamedTuple):
+class DecisionLoad(NamedTuple):
     """Questions about a state, and how they are asked.
 
     Attributes:
@@ -28,10 +28,10 @@ class Load(NamedTuple):
 
 
 LOADS = {
-    "ticket": Load("systemone-300-3-8", is_loaded=True),
-    "document": Load("systemone-3000-50-8", is_known=True),
-    "options": Load("systemone-300-1-8@255"),
-    "long": Load("systemone-32000-50-8", is_known=True),
+    "ticket": DecisionLoad("systemone-300-3-8", is_loaded=True),
+    "document": DecisionLoad("systemone-3000-50-8", is_known=True),
+    "options": DecisionLoad("systemone-300-1-8@255"),
+    "long": DecisionLoad("systemone-32000-50-8", is_known=True),
 }
 """A ticket of 300 words, a document of 3,000, a choice among 255 options, and 32,000 words."""
 
@@ -111,7 +111,7 @@ def speed(
 
 
 def _cases(
-    bench: Bench, loads: Mapping[str, Load], callers: Sequence[int], seconds: float, slow: Mapping[str, int]
+    bench: Bench, loads: Mapping[str, DecisionLoad], callers: Sequence[int], seconds: float, slow: Mapping[str, int]
 ) -> Iterator[Case]:
     """Yield the cases of every load and target."""
     for (name, load), target in product(loads.items(), bench.planned):

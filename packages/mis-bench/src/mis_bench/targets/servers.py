@@ -237,7 +237,7 @@ _SYSTEM_ONE_SERVER: Tasks = {
 }
 
 
-class SystemOneOptions(ServerOptions):
+class SystemOneServerOptions(ServerOptions):
     """Options of `systemone`; `model` is taken on trust, since some list only models that they have been asked for."""
 
     stateless: bool = False  # whether it keeps nothing from one request to the next, as `transformers serve`
@@ -248,12 +248,12 @@ class SystemOneServer(Server):
 
     BACKEND: ClassVar[str] = "systemone"
     INFO: ClassVar[str] = "/openapi.json"
-    OPTIONS: ClassVar[type[ServerOptions]] = SystemOneOptions
+    OPTIONS: ClassVar[type[ServerOptions]] = SystemOneServerOptions
     tasks = _SYSTEM_ONE_SERVER
 
     def __init__(self, spec: str, given: Mapping[str, str], directory: Path | None) -> None:
         super().__init__(spec, given, directory)
-        assert isinstance(self.options, SystemOneOptions)
+        assert isinstance(self.options, SystemOneServerOptions)
         self.forgetting = "needless" if self.options.stateless else None
 
     async def details(self) -> Json:
