@@ -8,6 +8,8 @@ import contextlib
 import itertools
 import json
 import os
+import sys
+import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +18,11 @@ from typing import Any
 import httpx
 from costliest import costliest_requests
 from worst_requests import worst_requests
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 _HEAD = b"POST /v1/score HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 _YIELDS = 10  # steps of priority
@@ -125,6 +132,35 @@ async def bodies(victim: Victim) -> None:
     await asyncio.gather(*(_connect(victim, partial(send, number % 2 == 1)) for number in range(victim.clients)))
 
 
+async def bombs(victim: Victim) -> None:
+    """Send small bodies that expand to very large ones, that want a large window, or that are nothing but frames."""
+    size = (1 << 26 if victim.small else 1 << 30) >> 20
+    block, empty = bytes(1 << 20), zstd.compress(b"")
+    wide = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 27})
+    packed, gzipped = zstd.ZstdCompressor(), zlib.compressobj(wbits=31)
+    bodies = itertools.cycle(
+        [
+            ("zstd", b"".join([packed.compress(block) for _ in range(size)]) + packed.flush()),
+            ("gzip", b"".join([gzipped.compress(block) for _ in range(size)]) + gzipped.flush()),
+            ("zstd", wide.compress(os.urandom(1 << 20)) + wide.flush()),
+            ("zstd", empty * 5000),
+        ]
+    )
+
+    async def client() -> None:
+        while True:
+            encoding, content = next(bodies)
+            with contextlib.suppress(httpx.TransportError):  # the connection is closed while the rest is sent
+                reply = await http.post("/v1/score", content=content, headers=_JSON | {"content-encoding": encoding})
+                victim.began()
+                if reply.status_code not in (413, 429, 503):
+                    victim.wrong(f"a bomb in {encoding} is answered with {reply.status_code}")
+            await asyncio.sleep(0.05)
+
+    async with httpx.AsyncClient(base_url=victim.url, trust_env=False, timeout=600) as http:
+        await asyncio.gather(*(client() for _ in range(victim.clients)))
+
+
 async def framing(victim: Victim) -> None:
     """Send requests on whose end a proxy might disagree; each is refused, and what follows it is not read."""
     hidden = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -157,6 +193,7 @@ ATTACKS: dict[str, Callable[[Victim], Awaitable[None]]] = {
     "templates": templates,
     "sequences": sequences,
     "bodies": bodies,
+    "bombs": bombs,
     "framing": framing,
 }
 """All attacks by name."""

@@ -6,7 +6,8 @@
 
 Attackers in processes of their own, one for each entry of `attacks.py`, do their worst over and over: texts up to the
 limits, texts that cost most for each byte, messages that make the template compute without end, requests for thousands
-of answers, bodies without an end, broken framing. They yield the processors to the server, as attackers elsewhere do.
+of answers, bodies without an end, bodies that expand without an end, broken framing. They yield the processors to the
+server, as attackers elsewhere do.
 
 Beside them `/health` is asked twenty times a second, and well-behaved callers send small requests of score, rerank and
 chat, four a second together, whose answers are compared with those before the attack. In the middle of it all the

@@ -135,10 +135,14 @@ class Worst:
         asked = {str(number): {"type": "noul", "instructions": letters[:500]} for number in range(400 // scale)}
         choices = {f"{number} {letters[number : number + 20]}": None for number in range(80)}
         rotated = {str(number): {"type": "choice", "criteria": choices} for number in range(400 // scale)}
+        options = {f"{number} {letters[number : number + 8]}": None for number in range(255)}
+        many = {str(number): {"type": "choice", "criteria": options} for number in range(400 // scale)}
         one = {"state": letters[:3000], "questions": asked}
         return [
             *((path, one) for path in ("/v1/systemone", "/api/v1/systemone", "/api/alpha/decisions")),
             ("/v1/systemone", {"state": "a", "questions": rotated, "x_choice_order": "independent"}),
+            ("/v1/systemone", {"state": letters[:3000], "questions": many}),
+            ("/v1/systemone", {"state": letters[:120_000], "questions": many}),
             ("/v1/systemone", {"state": letters, "questions": asked}),
             ("/v1/systemone/batch", {"states": [letters[:3000]] * (160 // scale), "questions": {"0": asked["0"]}}),
             ("/v1/systemone/batch", {"states": ["a"] * (160 // scale), "questions": asked}),

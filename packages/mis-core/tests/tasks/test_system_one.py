@@ -1,11 +1,14 @@
 """System One on the host: what a request may hold, what the model reads, and what its values become."""
 
+import itertools
 import json
 import pickle
+import string
 from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
@@ -348,3 +351,23 @@ def test_limits_are_those_of_decisions(
 ) -> None:
     error = refusal(tokenizer, limits, **fields)
     assert (error.code, error.param) == (code, param)
+
+
+@pytest.mark.full
+def test_400_questions_of_255_options_behind_32_000_tokens_are_asked_or_refused(tokenizer: Tokenizer) -> None:
+    backend = tokenizers.Tokenizer.from_str(tokenizer._backend.to_str())
+    backend.add_tokens(["".join(pair) for pair in itertools.product(string.ascii_uppercase, repeat=2)])
+    with_codes = Tokenizer(backend, tokenizer.chat_template)
+    state = " ".join(["rain"] * 32_000)
+    criteria = {f"option {number}": None for number in range(255)}
+    questions = {str(number): {"type": "choice", "criteria": criteria} for number in range(400)}
+    limits = Limits(context_length=40_000, vocab_size=5000)
+    (request,) = parse(with_codes, limits, state=state, questions=questions).requests
+    assert len(request.query) >= 32_000
+    assert request.label_ids.shape == (400, 255)
+    assert len(request.query) + request.item_starts[-1] <= limits.max_request_tokens
+    assert request.item_starts[-1] < 400 * 5000  # the state is in none of them
+    many = refusal(with_codes, limits, state=state, questions=questions, x_choice_order="independent")
+    assert (many.code, many.param) == ("too_many_tokens", "questions")
+    short = refusal(with_codes, Limits(context_length=32_000, vocab_size=5000), state=state, questions=questions)
+    assert short.code == "context_length_exceeded"
