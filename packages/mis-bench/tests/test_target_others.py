@@ -17,6 +17,7 @@ import pytest
 from mis_bench.targets.row_batches import RowBatches
 from mis_bench.targets.target import About, CallFailed, TargetUnavailable
 from mis_bench.workload import Workload, build_workload
+from mis_testing.options import SMALL_ENGINE
 from targets import Local
 
 VOCABULARY = 2048
@@ -169,6 +170,29 @@ def test_requests_that_cannot_be_served_are_rejected(made: Callable[..., Local],
         assert caught.value.reason == "rejected"
     with pytest.raises(CallFailed, match="takes no layout"):
         target.score(workload(), {"scoring_algorithm": "packed"})
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
+def test_an_adapter_is_applied_by_peft_as_the_engine_merges_it(
+    made: Callable[..., Local], model: Path, tmp_path: Path
+) -> None:
+    peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
+    from transformers import AutoModelForCausalLM
+
+    adapted = peft.get_peft_model(
+        AutoModelForCausalLM.from_pretrained(model), peft.LoraConfig(target_modules=["q_proj", "up_proj"])
+    )
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    adapted.save_pretrained(tmp_path)
+    options = {"dtype": "float32", "merge_lora": str(tmp_path)}
+    small = {name: str(value) for name, value in SMALL_ENGINE.items()}
+    ours = made("engine", **small | options).score(workload())
+    theirs = made("transformers-serial", **options).score(workload())
+    np.testing.assert_allclose(ours.scores, theirs.scores, rtol=2e-3)
+    without = made("transformers-serial", dtype="float32").score(workload())
+    assert np.abs(without.scores / theirs.scores - 1).max() > 0.01
 
 
 def test_scores_that_are_not_finite_fail_the_call(made: Callable[..., Local], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,9 @@ class EngineConfig:
         "--tokenizer",
         group="Model",
     )
+    merge_lora: str | None = option(
+        None, "Folder of a LoRA adapter, as PEFT saves it, that is merged into the weights.", group="Model"
+    )
     chat_template: str | None = option(
         None, "File with a Jinja chat template; default: the model's own.", group="Model"
     )

@@ -23,9 +23,11 @@ def resolve(config: EngineConfig) -> EngineConfig:
     if config.revision is not None and Path(config.model).exists():
         raise ConfigError("revision is of a model that is given by name; this one is a path.", "revision")
     model = resolve_model(config.model, config.revision, config.download_dir)
-    path = config.tokenizer_path
-    tokenizer = None if path is None else str(resolve_model(path, None, config.download_dir))
-    return dataclasses.replace(config, model=str(model), revision=None, tokenizer_path=tokenizer)
+    tokenizer, adapter = (
+        None if path is None else str(resolve_model(path, None, config.download_dir))
+        for path in (config.tokenizer_path, config.merge_lora)
+    )
+    return dataclasses.replace(config, model=str(model), revision=None, tokenizer_path=tokenizer, merge_lora=adapter)
 
 
 def resolve_model(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:

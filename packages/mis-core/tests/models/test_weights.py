@@ -66,7 +66,7 @@ def test_layers_without_number_are_refused_at_once(directory: Path) -> None:
 
 def test_an_adapter_beside_a_model_is_refused(directory: Path) -> None:
     (directory / "adapter_config.json").write_text("{}")
-    with pytest.raises(ModelError, match=r"adapter_config\.json: .* Merge it into the weights, or remove"):
+    with pytest.raises(ModelError, match=r"adapter_config\.json: .* Move it into a folder for --merge-lora, or remove"):
         load(directory)
 
 

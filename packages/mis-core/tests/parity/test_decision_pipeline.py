@@ -156,7 +156,7 @@ def test_other_ways_of_asking(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"decision.json": '{"adapter": "lora"}'}, "names an adapter"),
+        ({"decision.json": '{"adapter": 7}'}, "Expected `str | null`, got `int` - at `$.adapter`"),
         ({"decision.json": '{"temperature": {"noul": 0}}'}, "temperature must be a number above 0"),
         ({"decision.json": '{"labels": 5}'}, "Expected `object`"),
         ({"decision.json": '{"noul_options": ["true"]}'}, "must order true and false"),

@@ -33,17 +33,20 @@ class PyTorch(LocalModel):
         way: `serial`, `batched` or `shared`.
         dtype: `bfloat16` or `float32`.
         batch: Items computed at once.
+        merge_lora: Folder of a LoRA adapter that PEFT applies, or None.
 
     Raises:
-        TargetUnavailable: transformers refuses the checkpoint.
+        TargetUnavailable: transformers refuses the checkpoint, or PEFT the adapter or is not there.
     """
 
-    def __init__(self, directory: Path, way: str, dtype: str, batch: int) -> None:
+    def __init__(self, directory: Path, way: str, dtype: str, batch: int, merge_lora: Path | None = None) -> None:
         try:
             loaded = AutoModelForCausalLM.from_pretrained(
                 directory, dtype=getattr(torch, dtype), attn_implementation="sdpa", local_files_only=True
             )
-        except (OSError, ValueError, RuntimeError) as error:
+            if merge_lora is not None:
+                loaded.load_adapter(str(merge_lora))
+        except (OSError, ValueError, RuntimeError, ImportError) as error:
             why = str(error).splitlines()[0][:200]
             raise TargetUnavailable(f"transformers cannot load {directory}: {why}") from None
         self._model = model = loaded.eval().to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))

@@ -24,6 +24,7 @@ SPECS = (
 class _TransformersOptions(Options):
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     batch: PositiveInt = 16
+    merge_lora: Path | None = None  # the folder of an adapter, which PEFT applies
 
 
 class _LlamaCppOptions(Options):
@@ -74,4 +75,4 @@ def _llama_cpp(model: Path, options: _LlamaCppOptions) -> BlockingTarget:
 def _pytorch(model: Path, way: str, options: _TransformersOptions) -> BlockingTarget:
     from mis_bench.targets.pytorch import PyTorch
 
-    return PyTorch(model, way, options.dtype, options.batch)
+    return PyTorch(model, way, options.dtype, options.batch, options.merge_lora)

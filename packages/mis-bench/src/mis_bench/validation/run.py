@@ -175,10 +175,11 @@ async def _pytorch(subject: ValidatedTarget, dtype: Dtype, cases: Sequence[Workl
     """Return PyTorch's scores in float32, and what its own rounding allows a model in another type; else nothing."""
     if subject.waiver:
         return subject.waiver, ()
-    exact = await _answers_of(subject, "transformers-serial", {"dtype": "float32"}, cases)
+    adapter = {name: value for name, value in subject.options.items() if name == "merge_lora"}
+    exact = await _answers_of(subject, "transformers-serial", {"dtype": "float32"} | adapter, cases)
     if dtype == "float32" or isinstance(exact, str):
         return exact, ()
-    rounded = await _answers_of(subject, "transformers-serial", {"dtype": "bfloat16"}, cases)
+    rounded = await _answers_of(subject, "transformers-serial", {"dtype": "bfloat16"} | adapter, cases)
     own = _difference(exact, rounded, cases)
     return (exact, [ROUNDING[dtype] * figure for figure in own.figures]) if own.figures else (own.detail, ())
 

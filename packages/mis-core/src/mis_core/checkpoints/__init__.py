@@ -4,11 +4,23 @@ from pathlib import Path
 
 from mis_core.checkpoints.checkpoint import Checkpoint, StoredTensor, StoredTokenizer
 from mis_core.checkpoints.directory import DirectoryCheckpoint
-from mis_core.checkpoints.files import Files
+from mis_core.checkpoints.files import Files, inside
 from mis_core.checkpoints.gguf_file import GgufCheckpoint
+from mis_core.checkpoints.merged import LoraAdapter, MergedCheckpoint
 from mis_core.checkpoints.signs import NO_SIGNS, Sign, Signs
+from mis_core.config import EngineConfig
+from mis_core.errors import ModelError
 
-__all__ = ["NO_SIGNS", "Checkpoint", "Sign", "Signs", "StoredTensor", "StoredTokenizer", "open_checkpoint"]
+__all__ = [
+    "NO_SIGNS",
+    "Checkpoint",
+    "Sign",
+    "Signs",
+    "StoredTensor",
+    "StoredTokenizer",
+    "open_checkpoint",
+    "open_model",
+]
 
 
 def open_checkpoint(path: str | Path | Checkpoint, max_file_bytes: int | None = None) -> Checkpoint:
@@ -22,3 +34,27 @@ def open_checkpoint(path: str | Path | Checkpoint, max_file_bytes: int | None = 
         return path
     path, files = Path(path), Files(max_file_bytes)
     return GgufCheckpoint(path, files) if path.is_file() else DirectoryCheckpoint(path, files)
+
+
+def open_model(config: EngineConfig) -> Checkpoint:
+    """Return the checkpoint of a model, with the adapters that it is to be served with merged into its weights.
+
+    These are that of `decision.json`, where its prompts are used, and that of `merge_lora`.
+
+    Args:
+        config: Names local files only.
+
+    Raises:
+        ModelError: what names an adapter is broken.
+    """
+    checkpoint = open_checkpoint(config.model, config.max_checkpoint_file_bytes)
+    folders: list[Path] = []
+    if config.decision_prompt is None:
+        name = (checkpoint.decision().settings or {}).get("adapter")
+        where = f"{checkpoint.path}: adapter of decision.json"
+        if not isinstance(name, str | None):
+            raise ModelError(f"{where} must be the name of a folder.")
+        folders += [] if name is None else [inside(checkpoint.path, name, where)]
+    folders += [] if config.merge_lora is None else [Path(config.merge_lora)]
+    files = Files(config.max_checkpoint_file_bytes)
+    return MergedCheckpoint(checkpoint, [LoraAdapter(each, files) for each in folders]) if folders else checkpoint

@@ -192,6 +192,18 @@ def is_there(path: Path) -> bool:
         return False
 
 
+def inside(folder: Path, name: str, where: str) -> Path:
+    """Return the path of a name that a file gives; it must not lead out of the folder, wherever links lead.
+
+    Raises:
+        ModelError: it does; `where` says who gave it.
+    """
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise ModelError(f"{where} names {shown(repr(name), 80)}, which is not inside the model's directory.")
+    return folder / path
+
+
 def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mis_core.checkpoints.files import Files, is_there
+from mis_core.checkpoints.files import Files, inside, is_there
 from mis_core.errors import ModelError, shown
 
 _WHOLE = "model.safetensors"
@@ -32,7 +32,7 @@ def weight_files(folder: Path, settings: dict[str, Any], files: Files) -> list[P
     if is_there(folder / _ADAPTER):
         raise ModelError(
             f"{folder / _ADAPTER}: transformers applies an adapter that lies beside a model, which is not done here. "
-            f"Merge it into the weights, or remove {_ADAPTER} for the scores of the model alone."
+            f"Move it into a folder for --merge-lora, or remove {_ADAPTER} for the scores of the model alone."
         )
     chosen = settings.get(_SETTING)
     if chosen is not None:
@@ -41,7 +41,7 @@ def weight_files(folder: Path, settings: dict[str, Any], files: Files) -> list[P
                 f"{folder / 'config.json'}: {_SETTING} must name a .safetensors file or an index of them, not "
                 f"{shown(repr(chosen), 80)}."
             )
-        found = _inside(folder, chosen, f"{folder / 'config.json'}: {_SETTING}")
+        found = inside(folder, chosen, f"{folder / 'config.json'}: {_SETTING}")
         return _of_index(folder, found, files) if chosen.endswith(_INDEX) else _checked([found], files)
     if is_there(folder / _WHOLE):  # what is beside it belongs to others, such as an older index
         return _checked([folder / _WHOLE], files)
@@ -57,7 +57,7 @@ def _of_index(folder: Path, index: Path, files: Files) -> list[Path]:
         raise ModelError(f"{index}: not a safetensors index, whose weight_map names the file of each tensor.")
     found = []
     for name in sorted(set(files_of.values())):
-        path = _inside(folder, name, f"{index}: weight_map")
+        path = inside(folder, name, f"{index}: weight_map")
         if not name.endswith(".safetensors"):
             raise ModelError(f"{index}: weight_map names {shown(repr(name), 80)}, which is no .safetensors file.")
         if not is_there(path):
@@ -94,11 +94,3 @@ def _checked(paths: list[Path], files: Files) -> list[Path]:
     for path in paths:
         files.check(path)
     return paths
-
-
-def _inside(folder: Path, name: str, where: str) -> Path:
-    """Return the path of a name that a file gives; it must not lead out of the folder, wherever links lead."""
-    path = Path(name)
-    if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise ModelError(f"{where} names {shown(repr(name), 80)}, which is not inside the model's directory.")
-    return folder / path

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from mis_core.checkpoints import Checkpoint, open_checkpoint
+from mis_core.checkpoints import Checkpoint, open_model
 from mis_core.config import EngineConfig
 from mis_core.engine.compilations import keep_compiled
 from mis_core.errors import ConfigError, ModelError
@@ -67,7 +67,7 @@ def load(config: EngineConfig, progress: bool) -> LoadedModel:
     keep_compiled(config.compilation_cache_dir)
     local = resolve(config)
     directory = Path(local.model)
-    checkpoint = open_checkpoint(directory, config.max_checkpoint_file_bytes)
+    checkpoint = open_model(local)
     created = int(checkpoint.settings_path.stat().st_mtime)
     model = read_model_config(checkpoint, ignore_unknown=config.ignore_unknown_settings)
     dtype, reason = fastest_dtype() if config.dtype == "auto" else (config.dtype, "as asked for")

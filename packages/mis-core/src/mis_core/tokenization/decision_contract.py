@@ -108,8 +108,6 @@ class DecisionContract(msgspec.Struct, frozen=True):
             settings = msgspec.convert(given, _Settings)
         except msgspec.ValidationError as error:
             raise ModelError(f"{where}: {error}.") from None
-        if settings.adapter is not None:
-            raise ModelError(f"{where} names an adapter, which is not read yet. {_WITHOUT}")
         return cls._of(settings, stored.template, special_tokens, where)
 
     @classmethod

@@ -1,0 +1,184 @@
+"""Checkpoints with LoRA adapters merged into their weights: `W + scale * B A` (arXiv 2106.09685), as PEFT merges."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from mis_core.checkpoints.checkpoint import Checkpoint, StoredDecision, StoredTensor, StoredTokenizer
+from mis_core.checkpoints.files import Files, is_there
+from mis_core.checkpoints.lora_settings import LoraSettings, parse_lora_settings
+from mis_core.checkpoints.signs import Signs
+from mis_core.errors import ModelError, shown
+
+_SETTINGS, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_WRAPPED = "base_model.model."
+_ENDINGS = {".lora_A.weight": "A", ".lora_B.weight": "B"}
+_PREFIX = "model."
+_PRODUCTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Modules that adapters may change; others, such as embeddings, are refused by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraAdapter:
+    """A folder with an adapter, as PEFT saves it.
+
+    Attributes:
+        path: The folder.
+        files: Opens its files.
+    """
+
+    path: Path
+    files: Files
+
+    def settings(self) -> LoraSettings:
+        """Read `adapter_config.json`.
+
+        Raises:
+            ModelError: it is missing or broken, or says what is not understood.
+        """
+        path = self.path / _SETTINGS
+        if not is_there(path):
+            raise ModelError(f"{path}: missing; a folder with a LoRA adapter has one.")
+        given = self.files.read_object(path)
+        with _naming(path):
+            return parse_lora_settings(given)
+
+    @contextlib.contextmanager
+    def tensors(self) -> Iterator[dict[str, dict[str, Any]]]:
+        """Open the matrices: by the name of each module its `A` `[rank, inputs]` and `B` `[outputs, rank]`.
+
+        Raises:
+            ModelError: the file is missing or broken, or holds something else.
+        """
+        path = self.path / _WEIGHTS
+        self.files.check(path)
+        try:
+            handle = safe_open(path, framework="np")
+        except (SafetensorError, OSError, MemoryError) as error:
+            reason = shown(str(error), 200)
+            raise ModelError(f"{path}: truncated or not a safetensors file ({reason}).") from None
+        with handle as file:
+            found: dict[str, dict[str, Any]] = {}
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                ending = next((each for each in _ENDINGS if name.endswith(each)), None)
+                if ending is None:
+                    raise ModelError(f"{path}: tensor {shown(name, 200)} is no part of a product's adapter.")
+                module = name.removesuffix(ending).removeprefix(_WRAPPED)
+                found.setdefault(module, {})[_ENDINGS[ending]] = (file, name)
+            yield found
+
+
+class MergedCheckpoint(Checkpoint):
+    """A checkpoint whose weights have adapters merged into them; all else is the checkpoint's. See `Checkpoint`."""
+
+    def __init__(self, checkpoint: Checkpoint, adapters: Sequence[LoraAdapter]) -> None:
+        """Take the checkpoint, and the adapters in the order in which they are merged."""
+        self.path = checkpoint.path
+        self.settings_path = checkpoint.settings_path
+        self._checkpoint = checkpoint
+        self._adapters = adapters
+
+    def settings(self) -> dict[str, Any]:
+        """Return the checkpoint's settings; see `Checkpoint`."""
+        return self._checkpoint.settings()
+
+    def signs(self) -> Signs:
+        """Return the checkpoint's signs; see `Checkpoint`."""
+        return self._checkpoint.signs()
+
+    def stored_types(self) -> tuple[str, ...]:
+        """Return the types of the checkpoint's tensors; see `Checkpoint`."""
+        return self._checkpoint.stored_types()
+
+    def tokenizer(self) -> StoredTokenizer:
+        """Read the checkpoint's tokenizer; see `Checkpoint`."""
+        return self._checkpoint.tokenizer()
+
+    def decision(self) -> StoredDecision:
+        """Read what the checkpoint says of decisions; see `Checkpoint`."""
+        return self._checkpoint.decision()
+
+    @contextlib.contextmanager
+    def tensors(self) -> Iterator[Mapping[str, StoredTensor]]:
+        """Open the tensors, those that adapters change as what they are with them; see `Checkpoint`."""
+        with contextlib.ExitStack() as opened:
+            stored = dict(opened.enter_context(self._checkpoint.tensors()))
+            for adapter in self._adapters:
+                matrices = opened.enter_context(adapter.tensors())
+                with _naming(adapter.path):
+                    stored |= _changed(adapter, adapter.settings(), matrices, stored)
+            yield stored
+
+
+class _MergedTensor(StoredTensor):
+    """A weight with an adapter's product added; see `StoredTensor`."""
+
+    def __init__(self, weight: StoredTensor, a: tuple[Any, str], b: tuple[Any, str], scale: float) -> None:
+        self.shape = weight.shape
+        self.stored_type = weight.stored_type
+        self._weight, self._a, self._b, self._scale = weight, a, b, scale
+
+    def read(self) -> np.ndarray:
+        """Return the sum, in float32: whoever keeps it rounds it once."""
+        a, b = (file.get_tensor(name).astype(np.float32) for file, name in (self._a, self._b))
+        return self._weight.read().astype(np.float32) + np.float32(self._scale) * (b @ a)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name a path in errors that do not."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(error.message if str(path) in error.message else f"{path}: {error.message}") from None
+
+
+def _changed(
+    adapter: LoraAdapter,
+    settings: LoraSettings,
+    matrices: Mapping[str, Mapping[str, Any]],
+    stored: Mapping[str, StoredTensor],
+) -> dict[str, StoredTensor]:
+    """Return the tensors that an adapter changes, by name; whatever PEFT would pass over in silence is refused."""
+    path, products = adapter.path / _WEIGHTS, _products(stored)
+    changed: dict[str, StoredTensor] = {}
+    for module, pair in matrices.items():
+        name = products.get(_within_model(module))
+        if name is None:
+            known = ", ".join(_PRODUCTS)
+            raise ModelError(f"{path}: {shown(module, 200)} is none of the model's modules that are merged: {known}.")
+        if not settings.targets(module):
+            raise ModelError(f"{path}: has tensors of {shown(module, 200)}, which target_modules does not name.")
+        if len(pair) < len(_ENDINGS):
+            raise ModelError(f"{path}: of {shown(module, 200)} only lora_{next(iter(pair))} is there.")
+        outputs, inputs = stored[name].shape
+        for part, shape in (("A", (settings.rank(module), inputs)), ("B", (outputs, settings.rank(module)))):
+            file, tensor = pair[part]
+            header = file.get_slice(tensor)
+            if tuple(header.get_shape()) != shape or header.get_dtype() not in ("BF16", "F16", "F32", "F64"):
+                has = f"{header.get_dtype()} {tuple(header.get_shape())}"
+                raise ModelError(f"{path}: tensor {shown(tensor, 200)} is {has}; it should be floats of {shape}.")
+        changed[name] = _MergedTensor(stored[name], pair["A"], pair["B"], settings.scale(module))
+    prefix = _PREFIX if all(module.startswith(_PREFIX) for module in matrices) else ""
+    for module, name in products.items():
+        if name not in changed and settings.targets(prefix + module):
+            raise ModelError(f"{path}: {prefix}{module} has no tensors, though target_modules names it.")
+    if not changed:
+        raise ModelError(f"{path}: changes no weight.")
+    return changed
+
+
+def _products(stored: Mapping[str, StoredTensor]) -> dict[str, str]:
+    """Return the names of the tensors that may be changed, by their modules' names within the model."""
+    endings = tuple(f".{product}.weight" for product in _PRODUCTS)
+    return {_within_model(name.removesuffix(".weight")): name for name in stored if name.endswith(endings)}
+
+
+def _within_model(module: str) -> str:
+    """Leave out what a model with a head has before the names of its layers."""
+    return module.removeprefix(_PREFIX)
