@@ -45,7 +45,7 @@ OTHER_PROGRAMS = {
 _OTHER_MODULES = {"pip", "sglang.launch_server", "uv", "venv"}
 
 _TARGET_OPTIONS = {field.name for field in dataclasses.fields(EngineConfig)} | {
-    "admin_key", "api_key", "batch", "logprobs", "model", "threads", "token_ids",
+    "admin_key", "api_key", "batch", "logprobs", "model", "stateless", "threads", "token_ids",
 }  # fmt: skip
 """Options of the engine, and of other targets as the README of mis-bench lists them."""
 

@@ -87,7 +87,10 @@ def options() -> dict[str, set[str]]:
 
 
 def _declared(command: click.Command) -> set[str]:
-    return {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
+    """Return the options of a command, of a group those of all its commands."""
+    own = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
+    commands = command.commands.values() if isinstance(command, click.Group) else ()
+    return own.union(*map(_declared, commands))
 
 
 def _programs() -> Iterator[Path]:

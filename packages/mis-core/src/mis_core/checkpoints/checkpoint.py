@@ -1,5 +1,6 @@
 """What a model's files hold, whatever their format."""
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from mis_core.checkpoints.decision_files import StoredHead
 from mis_core.checkpoints.signs import Signs
 
 
@@ -53,12 +55,12 @@ class StoredDecision:
     Attributes:
         settings: Of `decision.json`; None if there is none.
         template: Of `decision_template.jinja`; None if there is none.
-        heads: Names of files that belong to a decision head.
+        head: What is said of a trained head; None if there is none. Its files may say what those two do.
     """
 
     settings: dict[str, Any] | None = None
     template: str | None = None
-    heads: tuple[str, ...] = ()
+    head: StoredHead | None = None
 
 
 class Checkpoint(ABC):
@@ -103,6 +105,14 @@ class Checkpoint(ABC):
         Raises:
             ModelError: a file is missing or broken; it is named.
         """
+
+    def head_tensors(self, head: StoredHead) -> AbstractContextManager[Mapping[str, StoredTensor]]:
+        """Open the tensors of a decision head that is not among the model's own: `proj.weight`, and `proj.bias`.
+
+        Raises:
+            ModelError: a file is missing, truncated or of another format.
+        """
+        return contextlib.nullcontext({})
 
     def decision(self) -> StoredDecision:
         """Read what the files say of decisions.

@@ -9,13 +9,13 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from mis_core.checkpoints.checkpoint import Checkpoint, StoredDecision, StoredTensor, StoredTokenizer
+from mis_core.checkpoints.decision_files import StoredHead, read_head
 from mis_core.checkpoints.files import Files, is_there
 from mis_core.checkpoints.signs import Signs, directory_signs
 from mis_core.checkpoints.tokenizer_files import read_tokenizer
 from mis_core.checkpoints.weight_files import weight_files
 from mis_core.errors import ModelError, shown
 
-_DECISION_HEADS = ("judge_config.json", "readout.safetensors")
 _MAX_TENSORS = 1 << 20  # each has an object before any is looked at
 
 
@@ -51,12 +51,7 @@ class DirectoryCheckpoint(Checkpoint):
         with contextlib.ExitStack() as opened:
             stored: dict[str, _Tensor] = {}
             for path in weight_files(self.path, self.settings(), self._files):
-                try:
-                    handle = opened.enter_context(safe_open(path, framework="np"))
-                    names = handle.keys()
-                except (SafetensorError, OSError, MemoryError) as error:
-                    reason = shown(str(error), 200)
-                    raise ModelError(f"{path}: truncated or not a safetensors file ({reason}).") from None
+                handle, names = _opened(opened, path)
                 if len(stored) + len(names) > _MAX_TENSORS:
                     raise ModelError(f"{path}: with it, there are more than {_MAX_TENSORS:,} tensors.")
                 for name in names:
@@ -70,14 +65,45 @@ class DirectoryCheckpoint(Checkpoint):
         """Read the tokenizer files by `transformers`, never with remote code; see `Checkpoint`."""
         return read_tokenizer(self.path, self._files)
 
+    @contextlib.contextmanager
+    def head_tensors(self, head: StoredHead) -> Iterator[dict[str, "_Tensor"]]:
+        """Open the safetensors file of a head; see `Checkpoint`."""
+        with contextlib.ExitStack() as opened:
+            found: dict[str, _Tensor] = {}
+            if head.file is not None:
+                path = self.path / head.file
+                self._files.check(path)
+                handle, names = _opened(opened, path)
+                for name, stored in head.names().items():
+                    if stored not in names:
+                        raise ModelError(f"{path}: tensor {stored} is missing.")
+                    found[name] = _Tensor(handle, stored, path)
+                others = sorted(set(names) - set(head.names().values()))
+                if others:
+                    raise ModelError(f"{path}: tensor {shown(others[0], 200)} belongs to no part of a decision head.")
+            yield found
+
     def decision(self) -> StoredDecision:
-        """Read `decision.json` and `decision_template.jinja`; see `Checkpoint`."""
+        """Read `decision.json` and `decision_template.jinja`, or a head's own files; see `Checkpoint`."""
+        head = read_head(self.path, self._files, self.settings())
+        if head is not None and head.asks is not None:  # by which transformers goes, whatever else is there
+            return StoredDecision(head.asks, None, head)
         settings, template = self.path / "decision.json", self.path / "decision_template.jinja"
         return StoredDecision(
             self._files.read_object(settings) if is_there(settings) else None,
             self._files.read_text(template) if is_there(template) else None,
-            tuple(name for name in _DECISION_HEADS if is_there(self.path / name)),
+            head,
         )
+
+
+def _opened(stack: contextlib.ExitStack, path: Path) -> tuple[Any, list[str]]:
+    """Open a safetensors file; return it and the names of its tensors."""
+    try:
+        handle = stack.enter_context(safe_open(path, framework="np"))
+        return handle, list(handle.keys())
+    except (SafetensorError, OSError, MemoryError) as error:
+        reason = shown(str(error), 200)
+        raise ModelError(f"{path}: truncated or not a safetensors file ({reason}).") from None
 
 
 class _Tensor(StoredTensor):

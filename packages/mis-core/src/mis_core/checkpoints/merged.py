@@ -10,6 +10,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from mis_core.checkpoints.checkpoint import Checkpoint, StoredDecision, StoredTensor, StoredTokenizer
+from mis_core.checkpoints.decision_files import StoredHead
 from mis_core.checkpoints.files import Files, is_there
 from mis_core.checkpoints.lora_settings import LoraSettings, parse_lora_settings
 from mis_core.checkpoints.signs import Signs
@@ -102,6 +103,10 @@ class MergedCheckpoint(Checkpoint):
     def decision(self) -> StoredDecision:
         """Read what the checkpoint says of decisions; see `Checkpoint`."""
         return self._checkpoint.decision()
+
+    def head_tensors(self, head: StoredHead) -> contextlib.AbstractContextManager[Mapping[str, StoredTensor]]:
+        """Open the tensors of the checkpoint's head; see `Checkpoint`."""
+        return self._checkpoint.head_tensors(head)
 
     @contextlib.contextmanager
     def tensors(self) -> Iterator[Mapping[str, StoredTensor]]:

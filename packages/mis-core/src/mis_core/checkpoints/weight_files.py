@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from mis_core.checkpoints.decision_files import HEAD_WEIGHTS
 from mis_core.checkpoints.files import Files, inside, is_there
 from mis_core.errors import ModelError, shown
 
@@ -68,7 +69,7 @@ def _of_index(folder: Path, index: Path, files: Files) -> list[Path]:
 
 def _without_index(folder: Path) -> list[Path]:
     """Return the only file, or the only set of numbered parts."""
-    found = sorted(folder.glob("*.safetensors"))
+    found = sorted(path for path in folder.glob("*.safetensors") if path.name not in HEAD_WEIGHTS)
     if not found:
         raise ModelError(f"{folder}: no .safetensors files; other weight formats are not read.")
     first = _PART.fullmatch(found[0].name)

@@ -69,7 +69,11 @@ def load(config: EngineConfig, progress: bool) -> LoadedModel:
     directory = Path(local.model)
     checkpoint = open_model(local)
     created = int(checkpoint.settings_path.stat().st_mtime)
-    model = read_model_config(checkpoint, ignore_unknown=config.ignore_unknown_settings)
+    model = read_model_config(
+        checkpoint,
+        ignore_unknown=config.ignore_unknown_settings,
+        with_decision_head=config.decision_prompt is None,
+    )
     dtype, reason = fastest_dtype() if config.dtype == "auto" else (config.dtype, "as asked for")
     config = dataclasses.replace(config, dtype=dtype)
     _check_fits(config, model)
@@ -135,6 +139,7 @@ def _limits(config: EngineConfig, model: ModelConfig, checkpoint: Checkpoint, co
         head_labels=model.head_labels,
         head_activation=model.head_activation,
         architecture=model.architecture,
+        has_vocabulary_head=model.has_vocabulary_head,
         signs=checkpoint.signs(),
         choice_order=config.choice_order,
         rerank_recipe=config.rerank_recipe,

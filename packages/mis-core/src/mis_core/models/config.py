@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mis_core.checkpoints import Checkpoint, open_checkpoint
+from mis_core.checkpoints.decision_files import text_settings
 from mis_core.checkpoints.numbers import check_numbers
 from mis_core.config import Activation
 from mis_core.errors import ModelError, shown
@@ -64,6 +65,7 @@ _DECODERS = (
 FAMILIES = {f"{family.name}ForCausalLM": family for family in _DECODERS} | {
     f"{family.name}ForSequenceClassification": replace(family, classifies=True) for family in _DECODERS
 }
+_BARE = {f"{family.name}Model": family for family in _DECODERS}  # without a head, which another takes the place of
 _KNOWN = f"{', '.join(family.name for family in _DECODERS)}; each as ForCausalLM and ForSequenceClassification"
 
 # How a classifier's probabilities are made where `problem_type` is silent: softmax, or sigmoid of a single row.
@@ -81,6 +83,21 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True)
+class DecisionRows:
+    """A trained decision head: rows behind those of the language model's own.
+
+    Attributes:
+        count: How many.
+        softcap: `softcap * tanh(value / softcap)` is what counts; None: the value.
+        has_bias: Whether they have biases.
+    """
+
+    count: int
+    softcap: float | None
+    has_bias: bool
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """One decoder's shape; lengths and counts in elements.
 
@@ -94,6 +111,9 @@ class ModelConfig:
         mlp_bias: All three projections of the MLP have biases.
         head_labels: Names of the rows of a classification head; none of a language model.
         head_activation: What makes probabilities of a classification head's values.
+        decision: The decision head beside it, if there is one.
+        has_vocabulary_head: Whether next tokens can be told; without, the model has nothing but a decision head, and
+            `tied` only says that no other head is stored.
     """
 
     family: Family
@@ -110,6 +130,8 @@ class ModelConfig:
     head_labels: tuple[str, ...] = ()
     head_activation: Activation = "softmax"
     architecture: str = ""
+    decision: DecisionRows | None = None
+    has_vocabulary_head: bool = True
 
     @property
     def attention(self) -> HeadShape:
@@ -127,21 +149,30 @@ class ModelConfig:
         return self.family.qkv_bias or self.attention_bias
 
 
-def read_model_config(path: Path | Checkpoint, *, ignore_unknown: bool = False) -> ModelConfig:
+def read_model_config(
+    path: Path | Checkpoint, *, ignore_unknown: bool = False, with_decision_head: bool = True
+) -> ModelConfig:
     """Read a checkpoint's settings, in the old and the new spelling of RoPE settings.
 
     Args:
         path: The checkpoint: a directory, or a GGUF file.
         ignore_unknown: Log a warning, where a setting that is not understood would be refused.
+        with_decision_head: Whether a decision head belongs to the model, where there is one.
 
     Raises:
         ModelError: the settings are missing or broken, or ask for something that is not implemented.
     """
     checkpoint = open_checkpoint(path)
     raw = checkpoint.settings()
+    head = checkpoint.decision().head if with_decision_head else None
+    if raw.get("model_type") == "jev":
+        if head is None:
+            raise ModelError(f"{checkpoint.path}: has nothing but a decision head, which --decision-prompt leaves out.")
+        raw = text_settings(raw) | {"architectures": None}  # a head of the vocabulary is not saved with it
     check_numbers(raw, checkpoint)
+    decision = None if head is None else DecisionRows(head.rows, head.softcap, head.has_bias)
     try:
-        return parse_model_config(raw, ignore_unknown=ignore_unknown)
+        return parse_model_config(raw, ignore_unknown=ignore_unknown, decision=decision)
     except ModelError as error:
         raise ModelError(f"{checkpoint.settings_path}: {error.message}") from None
     except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
@@ -149,14 +180,22 @@ def read_model_config(path: Path | Checkpoint, *, ignore_unknown: bool = False) 
         raise ModelError(f"{checkpoint.settings_path}: a setting's value is of another type ({reason}).") from None
 
 
-def parse_model_config(raw: dict[str, Any], *, ignore_unknown: bool = False) -> ModelConfig:
+def parse_model_config(
+    raw: dict[str, Any], *, ignore_unknown: bool = False, decision: DecisionRows | None = None
+) -> ModelConfig:
     """Return the shape that settings describe: what `config.json` holds.
+
+    Args:
+        raw: The settings.
+        ignore_unknown: As of `read_model_config`.
+        decision: A decision head beside the model, which then needs no other.
 
     Raises:
         ModelError: they ask for something that is not implemented.
     """
-    architecture = _architecture(raw)
-    family = FAMILIES[architecture]
+    architecture = _architecture(raw, may_be_bare=decision is not None)
+    is_bare = architecture in _BARE
+    family = _BARE[architecture] if is_bare else FAMILIES[architecture]
     check_settings(raw, own=family.settings, config_class=f"{family.name}Config", ignore_unknown=ignore_unknown)
     for name, allowed in _SUPPORTED.items():
         if name in raw and raw[name] not in allowed:
@@ -187,22 +226,27 @@ def parse_model_config(raw: dict[str, Any], *, ignore_unknown: bool = False) -> 
         max_positions=max_positions,
         longest=rope.longest,
         norm_epsilon=positive_number(raw, "rms_norm_eps", 1e-6),
-        tied=_switch(raw, "tie_word_embeddings", family.tied) and not family.classifies,
+        tied=is_bare or (_switch(raw, "tie_word_embeddings", family.tied) and not family.classifies),
         attention_bias="attention_bias" in family.settings and _switch(raw, "attention_bias"),
         mlp_bias="mlp_bias" in family.settings and _switch(raw, "mlp_bias"),
         head_labels=head_labels,
         head_activation=_head_activation(raw, len(head_labels)) if family.classifies else "softmax",
         architecture=architecture,
+        decision=decision,
+        has_vocabulary_head=not is_bare,
     )
 
 
-def _architecture(raw: dict[str, Any]) -> str:
+def _architecture(raw: dict[str, Any], *, may_be_bare: bool) -> str:
     names = raw.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ModelError(f"architectures must be a list of names, not {json.dumps(names)[:80]}.")
+    known = FAMILIES | _BARE if may_be_bare else FAMILIES
+    if may_be_bare and not names:  # transformers saves none of a model within another
+        names = [name for name, family in _BARE.items() if family.name.lower() == raw.get("model_type")]
     for name in names:
-        if name in FAMILIES:
-            kind, own = raw.get("model_type"), FAMILIES[name].name.lower()
+        if name in known:
+            kind, own = raw.get("model_type"), known[name].name.lower()
             if kind not in (None, own):  # by which transformers chooses
                 raise ModelError(f"model_type = {json.dumps(kind)[:40]} is not that of {name}, which is {own}.")
             return name

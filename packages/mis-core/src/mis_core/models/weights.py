@@ -6,6 +6,7 @@ has been found complete, so a broken checkpoint fails in a moment and by name.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,10 @@ _DERIVED_SUFFIX = "rotary_emb.inv_freq"
 
 _PREFIX = "model."
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_ROWS, _ROWS_AS_SAVED = "proj.weight", "weight"  # of a decision head
+
+DECISION_HEAD = ("decision_head", "decision_bias")
+"""Parameters that are float32, whatever the others are."""
 
 _CHECKED = 1 << 22  # elements at a time, so that no copy of a parameter is made
 
@@ -69,6 +74,10 @@ def tensors_of(config: ModelConfig, tensor_parallel: int = 1) -> Iterator[Tensor
     if not config.tied:
         name = "score.weight" if config.family.classifies else _HEAD
         yield Tensor(name, (config.head_rows, config.embed), ("head",), _copy)
+    if config.decision is not None:
+        yield Tensor(_ROWS, (config.decision.count, config.embed), ("decision_head",), _copy)
+        if config.decision.has_bias:
+            yield Tensor("proj.bias", (config.decision.count,), ("decision_bias",), _copy)
     for layer in range(len(config.layers)):
         for name, shape, target, store in _layer_tensors(config, spread):
             yield Tensor(f"model.layers.{layer}.{name}", shape, ("layers", target), store, layer)
@@ -186,14 +195,16 @@ def load_decoder(
     """
     checkpoint = open_checkpoint(path)
     path = checkpoint.path
-    with checkpoint.tensors() as opened:
+    head = checkpoint.decision().head if config.decision is not None else None
+    with checkpoint.tensors() as own, checkpoint.head_tensors(head) if head else nullcontext({}) as of_head:
+        opened = {**own, **of_head}
         mesh = make_mesh(1, 1) if mesh is None else mesh
         wanted = list(tensors_of(config, mesh.shape[TENSOR]))
         stored = _by_parameter(path, opened, {tensor.name for tensor in wanted}, tied=config.tied)
         # A classifier may still have its language model's head, which nothing uses; transformers leaves it out, too.
         unused_head = config.tied or config.family.classifies
         _check_found(checkpoint, wanted, stored, unused_head=unused_head)
-        if config.tied and not _is_tied(stored):
+        if config.tied and config.has_vocabulary_head and not _is_tied(stored):
             raise ModelError(
                 f"{path}: lm_head.weight is not the embedding, though tie_word_embeddings is true; say false, or "
                 "leave the tensor out."
@@ -211,7 +222,7 @@ def load_decoder(
         with bar:
             for target_path, parameter in parameters:
                 tensors = list(by_target[target_path])
-                target = np.empty(parameter.shape, dtype)
+                target = np.empty(parameter.shape, parameter.dtype)
                 for tensor in tensors:
                     part = target if tensor.layer is None else target[tensor.layer]
                     tensor.store(part, stored[tensor.name].read())
@@ -223,9 +234,9 @@ def load_decoder(
                 bar.update(len(tensors))
                 if not _is_finite(target):
                     names = (tensor.name for tensor in tensors)
-                    as_kept = ((name, stored[name].read().astype(dtype)) for name in names)
+                    as_kept = ((name, stored[name].read().astype(target.dtype)) for name in names)
                     name = next((name for name, values in as_kept if not _is_finite(values)), tensors[0].name)
-                    raise ModelError(f"{path}: tensor {name} holds NaN or infinity as {dtype.name}.")
+                    raise ModelError(f"{path}: tensor {name} holds NaN or infinity as {target.dtype.name}.")
                 loaded[target_path] = parameter.replace(store.put(target_path, target))
         return nnx.merge(graph, nnx.from_flat_state(loaded))
 
@@ -245,6 +256,8 @@ class _Store:
         return jax.device_put(stored, placement(path, stored, self.mesh, self.backend))
 
     def _stored(self, path: tuple, weight: np.ndarray) -> StoredWeight:
+        if path[-1] in DECISION_HEAD:
+            return weight
         if path[-1] not in PRODUCTS:
             return weight.view(self.backend.storage_dtype)
         if self.quantization == "int8":
@@ -274,7 +287,8 @@ def _by_parameter(
     """Return tensors by the names of what they are, as transformers finds them.
 
     Who saves a model without its head leaves out `model.` before each name; who wraps one may put it before all. Of a
-    tied model the head may be stored in place of the embedding.
+    tied model the head may be stored in place of the embedding. transformers 5.24 saves the rows of a decision head as
+    `weight`.
     """
     wanted = wanted | {_HEAD} if tied else wanted
     found: dict[str, StoredTensor] = {}
@@ -282,6 +296,8 @@ def _by_parameter(
     for name, tensor in stored.items():
         short, long = name.removeprefix(_PREFIX), _PREFIX + name
         target = short if short in wanted else long if long in wanted else name
+        if name == _ROWS_AS_SAVED and _ROWS in wanted:
+            target = _ROWS
         if target in found:
             raise ModelError(f"{path}: tensors {names[target]} and {name} are the same parameter; keep one of them.")
         found[target], names[target] = tensor, name

@@ -74,6 +74,7 @@ def run(connection: socket.socket, make_engine: EngineFactory) -> int:
         head_labels=limits.head_labels,
         head_activation=limits.head_activation,
         architecture=limits.architecture,
+        has_vocabulary_head=limits.has_vocabulary_head,
         signs=limits.signs,
         created=engine.created,
     )

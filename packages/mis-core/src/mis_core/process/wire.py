@@ -145,6 +145,7 @@ class Ready(_Message, frozen=True):
         head_labels: As in `Limits`.
         head_activation: As in `Limits`.
         architecture: As in `Limits`.
+        has_vocabulary_head: As in `Limits`.
         signs: As in `Limits`.
         created: When the checkpoint's settings were written, in seconds since 1970.
     """
@@ -155,6 +156,7 @@ class Ready(_Message, frozen=True):
     head_labels: tuple[str, ...] = ()
     head_activation: Activation = "softmax"
     architecture: str = ""
+    has_vocabulary_head: bool = True
     signs: Signs = NO_SIGNS
     created: int = 0
 

@@ -28,11 +28,24 @@ def label_logits(
 ) -> Float32[Array, " pairs"]:
     """Return the logit of each (row of `hidden`, label) pair.
 
-    Each is one dot product of fixed length, so its bits depend on nothing but the pair.
+    Each is one dot product of fixed length, so its bits depend on nothing but the pair. Labels behind the last row of
+    the head are rows of the decision head.
     """
     with jax.named_scope("label_logits"):
-        weights = from_bits(decoder.head_weight[pair_label]).astype(jnp.float32)
-        return (hidden[pair_row].astype(jnp.float32) * weights).sum(-1)
+        head, decision = decoder.head_weight, decoder.config.decision
+        own = pair_label if decision is None else jnp.minimum(pair_label, len(head) - 1)
+        weights = from_bits(head[own]).astype(jnp.float32)
+        rows = hidden[pair_row].astype(jnp.float32)
+        logits = (rows * weights).sum(-1)
+        if decision is None:
+            return logits
+        row = jnp.maximum(pair_label - len(head), 0)
+        values = (rows * decoder.decision_head[...][row]).sum(-1)
+        if decision.has_bias:
+            values = values + decoder.decision_bias[...][row]
+        if decision.softcap is not None:
+            values = decision.softcap * jnp.tanh(values / decision.softcap)
+        return jnp.where(pair_label < len(head), logits, values)
 
 
 def log_sum_exp(

@@ -10,6 +10,9 @@ from mis_core.config import Activation, ChoiceOrder
 from mis_core.errors import RequestError
 from mis_core.tokenization import MAX_CHARACTERS
 
+ONLY_DECIDES = "This model has nothing but a decision head; it decides, and has no other task."
+"""Why it has not."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -31,6 +34,7 @@ class Limits:
             then rows of the head.
         head_activation: What makes probabilities of its values.
         architecture: Name of the model's class in `config.json`, such as `Qwen3ForCausalLM`.
+        has_vocabulary_head: Whether next tokens can be told; without, the model only decides, by its decision head.
         signs: What the checkpoint says it was made for.
         choice_order: In which order decisions read options unless a request says otherwise.
         rerank_recipe: Name of the recipe of rerank that the operator chose; None: by these signs.
@@ -49,6 +53,7 @@ class Limits:
     head_labels: tuple[str, ...] = ()
     head_activation: Activation = "softmax"
     architecture: str = ""
+    has_vocabulary_head: bool = True
     signs: Signs = NO_SIGNS
     choice_order: ChoiceOrder = "given"
     rerank_recipe: str | None = None

@@ -1,7 +1,7 @@
 """Which tasks a model has: the one place that knows."""
 
 from mis_core.errors import RequestError
-from mis_core.tasks.limits import Limits
+from mis_core.tasks.limits import ONLY_DECIDES, Limits
 from mis_core.tasks.recipes.recognition import rerank_recipe
 from mis_core.tokenization import Tokenizer
 
@@ -29,6 +29,8 @@ def check_task(task: str, tokenizer: Tokenizer | None, limits: Limits) -> None:
 
 
 def _why_not(task: str, tokenizer: Tokenizer | None, limits: Limits) -> str | None:
+    if task != "decide" and not limits.has_vocabulary_head:
+        return ONLY_DECIDES
     if task == "classify" and not limits.head_labels:
         return (
             "This model has no classification head; /v1/classify needs one, such as that of "

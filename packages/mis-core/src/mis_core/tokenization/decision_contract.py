@@ -20,7 +20,6 @@ SETTINGS_FILE, TEMPLATE_FILE = "decision.json", "decision_template.jinja"
 
 _KINDS = ("noul", "choice", "score")
 _SIDES = ("true", "false")
-_WITHOUT = "--decision-prompt mis serves the model without it."
 
 
 class _Settings(msgspec.Struct, frozen=True):
@@ -45,6 +44,8 @@ class DecisionContract(msgspec.Struct, frozen=True):
         temperature: What logits are divided by, by the kind of question; 1 of others.
         noul_options: `true` and `false` in the order in which the template gets them.
         sanitizes: Whether what looks like a control token in a request is read as text.
+        head_offsets: By kind of question the row of a trained head that its first option has; empty where labels are
+            tokens.
     """
 
     template: ChatTemplate
@@ -53,6 +54,7 @@ class DecisionContract(msgspec.Struct, frozen=True):
     temperature: dict[str, float] = {}
     noul_options: tuple[str, ...] = _SIDES
     sanitizes: bool = True
+    head_offsets: dict[str, int] = {}
 
     @classmethod
     def chosen(cls, config: EngineConfig, checkpoint: Checkpoint, special_tokens: dict[str, str]) -> Self | None:
@@ -93,11 +95,7 @@ class DecisionContract(msgspec.Struct, frozen=True):
             ModelError: a file is broken, or asks for what is not there; it is named.
         """
         stored = checkpoint.decision()
-        if stored.heads:
-            raise ModelError(
-                f"{checkpoint.path}: {stored.heads[0]} belongs to a decision head, which is not read yet. {_WITHOUT}"
-            )
-        if stored.settings is None and stored.template is None:
+        if stored.settings is None and stored.template is None and stored.head is None:
             return None
         where = f"{checkpoint.path}: {SETTINGS_FILE}"
         given = stored.settings or {}
@@ -108,7 +106,10 @@ class DecisionContract(msgspec.Struct, frozen=True):
             settings = msgspec.convert(given, _Settings)
         except msgspec.ValidationError as error:
             raise ModelError(f"{where}: {error}.") from None
-        return cls._of(settings, stored.template, special_tokens, where)
+        contract = cls._of(settings, stored.template, special_tokens, where)
+        if stored.head is None:
+            return contract
+        return msgspec.structs.replace(contract, head_offsets=dict(stored.head.offsets))
 
     @classmethod
     def _of(cls, settings: _Settings, template: str | None, special_tokens: dict[str, str], where: str) -> Self:

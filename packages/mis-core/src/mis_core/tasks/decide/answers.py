@@ -17,13 +17,13 @@ class PredicateAnswer:
     Attributes:
         name: Of the question, or None.
         probability: Of yes, among yes and no.
-        label_mass: Probability of yes and no together over the whole vocabulary.
+        label_mass: Probability of yes and no together over the whole vocabulary; None of a trained head.
         type: Kind of the question.
     """
 
     name: str | None
     probability: float
-    label_mass: float
+    label_mass: float | None
     type: Literal["predicate"] = "predicate"
 
 
@@ -44,7 +44,7 @@ class ChoiceAnswer:
         choice: Value of the most probable choice, the one that is read first among equals.
         confidence: Its probability.
         probabilities: Of all choices, in the order they were given.
-        label_mass: Probability of all codes together over the whole vocabulary.
+        label_mass: Probability of all codes together over the whole vocabulary; None of a trained head.
         type: Kind of the question.
     """
 
@@ -52,7 +52,7 @@ class ChoiceAnswer:
     choice: str | bool
     confidence: float
     probabilities: tuple[ChoiceProbability, ...]
-    label_mass: float
+    label_mass: float | None
     type: Literal["choice"] = "choice"
 
 
@@ -74,7 +74,7 @@ class ScoreAnswer:
         score: Expected place of the level, counted from 0.
         confidence: 1 where one level has all probability; 0 where they spread as equal ones do, or wider.
         probabilities: Of all levels, in their order.
-        label_mass: Probability of all codes together over the whole vocabulary.
+        label_mass: Probability of all codes together over the whole vocabulary; None of a trained head.
         type: Kind of the question.
     """
 
@@ -82,7 +82,7 @@ class ScoreAnswer:
     score: float
     confidence: float
     probabilities: tuple[LevelProbability, ...]
-    label_mass: float
+    label_mass: float | None
     type: Literal["score"] = "score"
 
 
@@ -165,7 +165,7 @@ def _value(option: Option) -> str | bool:
     return option.value
 
 
-def _score(question: Question, probabilities: np.ndarray, label_mass: float) -> ScoreAnswer:
+def _score(question: Question, probabilities: np.ndarray, label_mass: float | None) -> ScoreAnswer:
     numbers = np.arange(len(probabilities))
     weights = probabilities / probabilities.sum()  # rounded to float32, they miss 1 by a little
     expected = float(weights @ numbers)

@@ -57,13 +57,14 @@ class Judged:
         probabilities: `[labels]` among all of them, in the order they were given, averaged over the orders in which
             they were read; of a predicate those of yes and no.
         best: Place of the most probable option, of equals the one that is read first.
-        label_mass: Probability of all its labels together over the whole vocabulary.
+        label_mass: Probability of all its labels together over the whole vocabulary; None of a trained head, which
+            says nothing of that.
     """
 
     question: Question
     probabilities: Float64[np.ndarray, " labels"]
     best: int
-    label_mass: float
+    label_mass: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,8 @@ def ask(
     if errors.any_left:
         kept = [asked[index] for index in errors.kept.tolist()]
         labels = TokenRows.nested("questions", [each.labels[1] for each in kept for _ in each.orders])
-        requests = (ScoreRequest(*joined, label_matrix(labels), cache_salt=subject.cache_salt),)
+        has_head = tokenizer.decision is not None and bool(tokenizer.decision.head_offsets)
+        requests = (ScoreRequest(*joined, label_matrix(labels), apply_softmax=has_head, cache_salt=subject.cache_salt),)
     refused = {error.index: error for error in errors.errors}
     each = tuple(refused.get(index) or asked[index] for index in range(len(given)))
     return Asked(requests, each, style.is_joint)
@@ -136,7 +138,8 @@ def judge(asked: Asked, outputs: tuple[EngineOutput, ...]) -> list[Judged | Item
 
     The probability of a label is the softmax over the labels of its item, as that of a score with `apply_softmax`.
     """
-    probabilities, masses = np.zeros((0, 0)), np.zeros(0)
+    probabilities: np.ndarray = np.zeros((0, 0))
+    masses: np.ndarray | None = np.zeros(0)
     if asked.requests:
         (request,), (output,) = asked.requests, outputs
         temperatures = [
@@ -152,11 +155,14 @@ def judge(asked: Asked, outputs: tuple[EngineOutput, ...]) -> list[Judged | Item
         rows = slice(begin, begin + len(each.orders))
         begin = rows.stop
         own = probabilities[rows, : len(each.labels[0])]
-        found.append(_judged(each, own, float(masses[rows].mean())))
+        mass = None if masses is None else float(masses[rows].mean())
+        found.append(_judged(each, own, mass))
     return found
 
 
-def _judged(asked: AskedQuestion, probabilities: Float64[np.ndarray, "rows labels"], label_mass: float) -> Judged:
+def _judged(
+    asked: AskedQuestion, probabilities: Float64[np.ndarray, "rows labels"], label_mass: float | None
+) -> Judged:
     by_option = np.zeros(len(asked.orders[0]))
     for order, row in zip(asked.orders, probabilities, strict=True):
         by_option[order] += row
@@ -167,11 +173,16 @@ def _judged(asked: AskedQuestion, probabilities: Float64[np.ndarray, "rows label
 
 def _probabilities(
     request: ScoreRequest, output: EngineOutput, temperatures: Float64[np.ndarray, " items"]
-) -> tuple[Float64[np.ndarray, "items labels"], Float64[np.ndarray, " items"]]:
-    """Return the probability of each label of each item, and that of all its labels over the whole vocabulary."""
+) -> tuple[Float64[np.ndarray, "items labels"], Float64[np.ndarray, " items"] | None]:
+    """Return the probability of each label of each item, and that of all its labels over the whole vocabulary.
+
+    The latter is None where labels are rows of a trained head.
+    """
     is_label = request.label_ids >= 0
     check_finite(output.logits[is_label])
     probabilities = label_softmax(output.logits, request.label_ids, temperatures[:, None]).astype(np.float64)
+    if not request.needs_log_sum_exp:
+        return probabilities, None
     over_all = np.exp(label_logprobs(output).astype(np.float64)) * is_label
     return probabilities, np.minimum(over_all.sum(axis=1), 1.0)  # rounded, they may come out above
 

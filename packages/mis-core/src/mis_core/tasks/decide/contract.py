@@ -173,6 +173,8 @@ class ContractStyle:
         return before
 
     def _labels(self, kind: str, wanted: int, path: str) -> Labels:
+        if self._contract.head_offsets:
+            return self._rows(kind, wanted, path)
         if kind not in self._found:
             usual = _WORDS if kind == "noul" else _LETTERS
             self._found[kind] = self._tokens(self._contract.labels.get(kind) or usual)
@@ -186,6 +188,16 @@ class ContractStyle:
             raise RequestError("too_few_label_tokens", message, "questions")
         kept = [each for each in found[:wanted] if each is not None]
         return [text for text, _ in kept], np.array([token for _, token in kept], np.int32)
+
+    def _rows(self, kind: str, wanted: int, path: str) -> Labels:
+        """Return the labels of a trained head, whose rows stand behind the last token."""
+        usual = _WORDS if kind == "noul" else _LETTERS
+        texts = list(self._contract.labels.get(kind) or usual)
+        if wanted > len(texts):
+            message = f"{path}: this model's decision head has {len(texts)} rows for such a question, not {wanted}."
+            raise RequestError("too_few_label_tokens", message, "questions")
+        first = self._vocab_size + self._contract.head_offsets[kind]
+        return texts[:wanted], np.arange(first, first + wanted, dtype=np.int32)
 
     def _tokens(self, texts: Sequence[str]) -> list[tuple[str, int] | None]:
         """Return each text with the one token that it is by itself, or None."""

@@ -21,7 +21,7 @@ export function showOutcomes(into, outcomes, order) {
 }
 
 function outcome({ title, bars, mass, note }) {
-  const facts = [note, mass === undefined ? "" : `label mass ${percent(mass)}`].filter(Boolean).join(" · ");
+  const facts = [note, mass == null ? "" : `label mass ${percent(mass)}`].filter(Boolean).join(" · ");
   return element("li", {},
     element("p", { className: "title" }, title),
     ...bars.map(bar),

@@ -21,12 +21,12 @@ class SystemOneNoul:
 
     Attributes:
         noul: Probability of yes, among yes and no.
-        x_label_mass: Probability of yes and no together over the whole vocabulary.
+        x_label_mass: Probability of yes and no together over the whole vocabulary; None of a trained head.
         type: Kind of the question.
     """
 
     noul: float
-    x_label_mass: float
+    x_label_mass: float | None
     type: Literal["noul"] = "noul"
 
     @property
@@ -43,14 +43,14 @@ class SystemOneChoice:
         choice: Name of the most probable choice, the one that is read first among equals.
         confidence: From 0, all are equal, to 1.
         probabilities: Of all choices by their names, in the order they were given.
-        x_label_mass: Probability of all codes together over the whole vocabulary.
+        x_label_mass: Probability of all codes together over the whole vocabulary; None of a trained head.
         type: Kind of the question.
     """
 
     choice: str
     confidence: float
     probabilities: dict[str, float]
-    x_label_mass: float
+    x_label_mass: float | None
     type: Literal["choice"] = "choice"
 
     @property
@@ -68,7 +68,7 @@ class SystemOneScore:
         confidence: From 0 to 1.
         legend: The levels as they were given, by their numbers.
         probabilities: Of all levels by their numbers.
-        x_label_mass: Probability of all codes together over the whole vocabulary.
+        x_label_mass: Probability of all codes together over the whole vocabulary; None of a trained head.
         type: Kind of the question.
     """
 
@@ -76,7 +76,7 @@ class SystemOneScore:
     confidence: float
     legend: dict[str, Any]
     probabilities: dict[str, float]
-    x_label_mass: float
+    x_label_mass: float | None
     type: Literal["score"] = "score"
 
     @property

@@ -1,0 +1,238 @@
+"""Trained decision heads, in each form in which transformers reads them, answer as its `JevForDecision`."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from transformers import AutoTokenizer, pipeline
+
+from decision_oracle import JOINT, QUESTIONS, STATES, compare, with_files
+from mis_core import Engine
+from mis_core.errors import ModelError, RequestError
+from mis_testing import tiny_checkpoint
+from mis_testing.options import SMALL_ENGINE
+
+pytestmark = [
+    pytest.mark.parity,
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated"),  # which PEFT reads
+]
+
+EMBED, SLOTS = 64, 12
+CODES = [*"ABCDEFG"]
+JUDGE: dict[str, Any] = {
+    "slots": {
+        "num_slots": SLOTS,
+        "verbalizers": ["No", "Yes", "0", "1", "2", "3", "4", *"ABCDE"],
+        "ranges": {"noul": [0, 2], "score": [2, 7], "choice": [7, 12]},
+    },
+    "softcap": 1.5,  # which bites: values are several times as high
+    "adapter_subfolder": None,
+}
+CALIBRATION = {"per_kind": {"noul": 0.8, "choice": 1.7, "score": 1.2}}
+
+
+def rows(count: int) -> np.ndarray:
+    return np.random.default_rng(3).standard_normal((count, EMBED)).astype(np.float32)
+
+
+def with_readout(path: Path, **fields: Any) -> Path:
+    settings = {"codes": CODES, "token_ids": [*range(7)], "temperature": 1.3, "prompt": "d3", "format_version": 1}
+    (path / "decision_config.json").write_text(json.dumps(settings | fields))
+    save_file({"weight": 0.2 * rows(len(CODES))}, path / "readout.safetensors")
+    return path
+
+
+def with_judge(path: Path, **fields: Any) -> Path:
+    (path / "judge_config.json").write_text(json.dumps(JUDGE | fields))
+    (path / "calibration.json").write_text(json.dumps(CALIBRATION))
+    save_file({"proj.weight": rows(SLOTS), "proj.bias": rows(SLOTS)[:, 0].copy()}, path / "head.safetensors")
+    return path
+
+
+def with_adapter(path: Path) -> Path:
+    import peft
+    import torch
+    from transformers import AutoModel
+
+    torch.manual_seed(0)
+    adapted = peft.get_peft_model(
+        AutoModel.from_pretrained(path), peft.LoraConfig(target_modules=["q_proj", "up_proj"])
+    )
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    # As the head's model names its modules, within `model`.
+    adapted.save_pretrained(path / "adapter")
+    file = path / "adapter" / "adapter_model.safetensors"
+    tensors = {
+        name.replace("base_model.model.", "base_model.model.model."): each for name, each in load_file(file).items()
+    }
+    save_file(tensors, file)
+    return with_judge(path, adapter_subfolder="adapter")
+
+
+def bare(path: Path) -> Path:
+    """Leave nothing but the decoder, as a backbone is saved."""
+    config = json.loads((path / "config.json").read_text())
+    name = config["architectures"][0].removesuffix("ForCausalLM") + "Model"
+    (path / "config.json").write_text(json.dumps(config | {"architectures": [name]}))
+    tensors = load_file(path / "model.safetensors")
+    kept = {name.removeprefix("model."): each for name, each in tensors.items() if name != "lm_head.weight"}
+    save_file(kept, path / "model.safetensors")
+    return path
+
+
+def saved(path: Path, template: str | None = None, **fields: Any) -> Path:
+    """Save a model with a head as `save_pretrained` does, in place of the language model."""
+    import torch
+    from transformers import AutoConfig, AutoModel, JevConfig, JevForDecision
+
+    config = JevConfig(
+        text_config=AutoConfig.from_pretrained(path).to_dict(), hidden_size=EMBED, num_verbalizers=SLOTS, **fields
+    )
+    model = JevForDecision(config)
+    model.model = AutoModel.from_pretrained(path)
+    with torch.no_grad():
+        model.proj.weight.copy_(torch.tensor(rows(SLOTS)))
+        model.proj.bias.copy_(torch.tensor(rows(SLOTS)[:, 1]))
+    model.decision_config.labels = {"choice": [*"ABCD"], "score": ["0", "1", "2"]}
+    model.decision_config.temperature = {"choice": 2}
+    model.decision_config.chat_template = template
+    model.save_pretrained(path)
+    return path
+
+
+FORMS: dict[str, Callable[[Path], Path]] = {
+    "a readout beside the weights": with_readout,
+    "a readout beside a backbone": lambda path: with_readout(bare(path), prompt="pplx"),
+    "a judge's head": with_judge,
+    "a judge's head and its adapter": with_adapter,
+    "saved": lambda path: saved(path, softcap=2.0),
+    "saved, all in one prompt": lambda path: saved(path, JOINT),
+}
+PER_COMMIT = ("a judge's head and its adapter", "saved, all in one prompt")
+
+
+@pytest.mark.parametrize(
+    "form", [form if form in PER_COMMIT else pytest.param(form, marks=pytest.mark.full) for form in FORMS]
+)
+def test_answers_are_those_of_the_head(tmp_path: Path, form: str) -> None:
+    path = FORMS[form](tiny_checkpoint(tmp_path / "model", "qwen3", vocab_size=2048))
+    check_answers(path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", ["qwen2", "llama", "mistral", "smollm3"])
+def test_so_they_are_of_every_family(tmp_path: Path, family: str) -> None:
+    check_answers(with_judge(tiny_checkpoint(tmp_path / "model", family, vocab_size=2048)))
+
+
+def check_answers(path: Path) -> None:
+    from transformers import JevForDecision
+
+    oracle = JevForDecision.from_pretrained(path, dtype="float32")
+    theirs = pipeline("decision", model=oracle, tokenizer=AutoTokenizer.from_pretrained(path))
+    spread = []
+    with Engine.from_pretrained(path, progress=False, **SMALL_ENGINE | {"dtype": "float32"}) as engine:
+        for state in STATES:
+            expected = theirs({"state": state, "questions": QUESTIONS})
+            found = engine.decide(state, QUESTIONS).answers
+            for name, answer in expected.items():
+                compare(found[name], answer)
+            spread.append(found["so"].noul)  # pyrefly: ignore[missing-attribute]
+        with pytest.raises(RequestError, match="this model's decision head has"):
+            engine.decide("", {"q": {"type": "choice", "criteria": {str(number): None for number in range(9)}}})
+    assert np.ptp(spread) > 1e-3  # the head reads the state
+
+
+def test_a_language_model_with_a_head_has_all_its_tasks_and_a_backbone_only_decides(tmp_path: Path) -> None:
+    path = with_readout(tiny_checkpoint(tmp_path / "model", "qwen3", vocab_size=2048))
+    question = {"q": {"type": "noul", "instructions": "Is it wet?"}}
+    scores = {}
+    for prompt in (None, "mis"):
+        with Engine.from_pretrained(path, progress=False, **SMALL_ENGINE | {"decision_prompt": prompt}) as engine:
+            scores[prompt] = engine.score([1, 2, 3], [[4], [5]], [7, 8]).scores
+            answer = engine.decide("Rain.", question).answers["q"]
+            assert (answer.x_label_mass is None) == (prompt is None)  # pyrefly: ignore[missing-attribute]
+    np.testing.assert_array_equal(scores[None], scores["mis"])
+    with Engine.from_pretrained(bare(path), progress=False, **SMALL_ENGINE) as engine:
+        assert engine.decide("Rain.", question).answers
+        with pytest.raises(RequestError, match="nothing but a decision head"):
+            engine.score([1, 2, 3], [[4], [5]], [7, 8])
+    with pytest.raises(ModelError, match="architecture Qwen3Model is not supported"):
+        Engine.from_pretrained(path, progress=False, **SMALL_ENGINE | {"decision_prompt": "mis"})
+
+
+def without(name: str) -> Callable[[Path], None]:
+    return lambda path: (path / name).unlink()
+
+
+def damaged(name: str, **tensors: Any) -> Callable[[Path], None]:
+    return lambda path: save_file(load_file(path / name) | tensors, path / name)
+
+
+BROKEN: list[tuple[Callable[[Path], Any], str]] = [
+    (lambda path: with_readout(path, attention_mode="noncausal_full_attention"), "'noncausal_full_attention' is not"),
+    (lambda path: with_readout(path, attention_mode="sideways"), "attention_mode 'sideways' is not served"),
+    (lambda path: with_readout(path, prompt="autojev"), "prompt 'autojev' is not known; known are pplx, d3"),
+    (lambda path: with_readout(path, pooling="mean"), "pooling 'mean' is not served"),
+    (lambda path: with_readout(path, codes=[]), "has 1 to 65,536 rows, not 0"),
+    (lambda path: with_readout(path, codes=5), "Expected `array`, got `int`"),
+    (lambda path: with_readout(path, temperature=0), "temperature must be a number above 0"),
+    (lambda path: with_readout(path, codes=[*"ABC"]), r"proj.weight has shape \(7, 64\); .* asks for \(3, 64\)"),
+    (lambda path: without("readout.safetensors")(with_readout(path)), r"readout\.safetensors: missing"),
+    (lambda path: without("decision_config.json")(with_readout(path)), "a decision head of a kind that is not read"),
+    (lambda path: without("calibration.json")(with_judge(path)), r"calibration\.json: missing"),
+    (lambda path: (path / "head.pt").write_text(""), "a decision head of a kind that is not read"),
+    (lambda path: with_judge(path, softcap=-1), "softcap must be a number above 0"),
+    (
+        lambda path: with_judge(path, slots=JUDGE["slots"] | {"ranges": {"noul": [0, 99]}}),
+        "the range of noul is not within the 12 slots",
+    ),
+    (
+        lambda path: with_judge(path, slots=JUDGE["slots"] | {"ranges": {"noul": [0, 2]}}),
+        "must have a row below 12 for each of noul, choice, score",
+    ),
+    (lambda path: with_judge(path, adapter_subfolder="adapter"), r"adapter_model\.safetensors: missing"),
+    (lambda path: with_judge(path, adapter_subfolder="/etc"), "not inside the model's directory"),
+    (
+        lambda path: damaged("head.safetensors", other=np.zeros(1, np.float32))(with_judge(path)),
+        "tensor other belongs to no part of a decision head",
+    ),
+    (
+        lambda path: damaged("head.safetensors", **{"proj.bias": np.full(12, np.nan, np.float32)})(with_judge(path)),
+        r"proj\.bias holds NaN",
+    ),
+]
+
+
+@pytest.mark.parametrize("number", range(len(BROKEN)))
+def test_a_head_that_is_not_understood_refuses_the_model_in_a_sentence(tmp_path: Path, number: int) -> None:
+    spoil, message = BROKEN[number]
+    path = tiny_checkpoint(tmp_path / "model", "qwen3", vocab_size=2048)
+    spoil(path)
+    with pytest.raises(ModelError, match=message) as refused:
+        Engine.from_pretrained(path, progress=False, **SMALL_ENGINE).tokenizer  # noqa: B018 - it is read when asked for
+    assert len(refused.value.message) < 600
+
+
+def test_temperatures_by_kind_of_question_are_those_of_decisionformer(tmp_path: Path) -> None:
+    questions = {"n": QUESTIONS["so"], "s": QUESTIONS["how"]}
+    found = []
+    for name, fields in (("one", {}), ("by type", {"temperature_by_type": {"noul": 2.6}})):
+        path = with_readout(tiny_checkpoint(tmp_path / name, "qwen3", vocab_size=2048), **fields)
+        with Engine.from_pretrained(path, progress=False, **SMALL_ENGINE | {"dtype": "float32"}) as engine:
+            found.append(engine.decide(STATES[1], questions).answers)
+    one, by_type = found
+    odds = [np.log(each["n"].noul / (1 - each["n"].noul)) for each in found]
+    assert odds[0] / odds[1] == pytest.approx(2, rel=1e-3)
+    assert one["s"] == by_type["s"]
+
+
+def test_files_of_decisions_beside_a_head_of_its_own_are_not_read(tmp_path: Path) -> None:
+    path = with_judge(tiny_checkpoint(tmp_path / "model", "qwen3", vocab_size=2048))
+    check_answers(with_files(path, None, {"labels": {"noul": ["Y", "N"]}, "temperature": {"noul": 9.0}}))
