@@ -118,7 +118,7 @@ def system_one(session: nox.Session) -> None:
     """Ask with jevcompat, the conformance suite of System One, in an environment of its own, as it wants."""
     session.install("jevcompat==0.1.1", "typesafe-sdk[zstd]==0.7.5")
     program = Path(session.bin, "jevcompat").absolute()
-    test(session, "packages/mis-server/tests/test_jevcompat.py", JEVCOMPAT=str(program))
+    test(session, "--tier=cpu", "packages/mis-server/tests/test_jevcompat.py", JEVCOMPAT=str(program))
 
 
 @nox.session(requires=["wheels"], reuse_venv=False)
