@@ -32,6 +32,7 @@ class ScriptedEngine:
     limits = Limits(context_length=4096, vocab_size=1000)
     summary: ClassVar = {"devices": "1 x pretended"}
     created = 0
+    parts = ()
 
     def __init__(self, log: Path | None) -> None:
         self._log = log

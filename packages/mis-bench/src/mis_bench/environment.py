@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import hashlib
 import json
 import os
 import platform
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from mis_core.checkpoints.digests import weights_sha256
 
 if TYPE_CHECKING:
     from mis_bench.targets.target import About
@@ -85,22 +86,13 @@ def cpu_name() -> str:
 
 
 def checkpoint_sha256(directory: Path) -> str:
-    """Return a checksum of a checkpoint: of its `config.json`, and name, size and both ends of every weight file.
-
-    Reads a few megabytes, not all: it tells checkpoints apart, it does not vouch for every bit.
+    """Return a checksum of a checkpoint: of its `config.json`, and of its weights as `weights_sha256` reads them.
 
     Raises:
         OSError: a file cannot be read.
     """
-    digest = hashlib.sha256(json.dumps(json.loads((directory / "config.json").read_text()), sort_keys=True).encode())
-    for path in sorted(directory.glob("*.safetensors")):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}".encode())
-        with path.open("rb") as file:
-            digest.update(file.read(1 << 20))
-            file.seek(max(0, size - (1 << 20)))
-            digest.update(file.read())
-    return digest.hexdigest()
+    settings = json.loads((directory / "config.json").read_text())
+    return weights_sha256(settings, sorted(directory.glob("*.safetensors")))
 
 
 def _versions() -> dict[str, str]:

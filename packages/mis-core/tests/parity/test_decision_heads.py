@@ -12,6 +12,8 @@ from transformers import AutoTokenizer, pipeline
 
 from decision_oracle import JOINT, QUESTIONS, STATES, compare, with_files
 from mis_core import Engine
+from mis_core.checkpoints import open_model
+from mis_core.config import EngineConfig
 from mis_core.errors import ModelError, RequestError
 from mis_testing import tiny_checkpoint
 from mis_testing.options import SMALL_ENGINE
@@ -236,3 +238,29 @@ def test_temperatures_by_kind_of_question_are_those_of_decisionformer(tmp_path: 
 def test_files_of_decisions_beside_a_head_of_its_own_are_not_read(tmp_path: Path) -> None:
     path = with_judge(tiny_checkpoint(tmp_path / "model", "qwen3", vocab_size=2048))
     check_answers(with_files(path, None, {"labels": {"noul": ["Y", "N"]}, "temperature": {"noul": 9.0}}))
+
+
+def test_a_changed_byte_of_head_or_adapter_changes_its_digest(tmp_path: Path) -> None:
+    def parts(path: Path) -> dict[str, str]:
+        return {part.kind: part.sha256 for part in open_model(EngineConfig(model=str(path))).parts()}
+
+    def flip(file: Path) -> None:
+        content = bytearray(file.read_bytes())
+        content[-2] ^= 1
+        file.write_bytes(content)
+
+    path = with_adapter(tiny_checkpoint(tmp_path / "model", "qwen3", vocab_size=2048))
+    before = parts(path)
+    assert list(before) == ["base", "head", "adapter"]
+    for file, kind in (("head.safetensors", "head"), ("adapter/adapter_model.safetensors", "adapter")):
+        flip(path / file)
+        after = parts(path)
+        assert [name for name in before if after[name] != before[name]] == [kind]
+        before = after
+    (path / "calibration.json").write_text(json.dumps(CALIBRATION | {"note": 1}))
+    assert parts(path)["head"] != before["head"]
+    within = saved(tiny_checkpoint(tmp_path / "saved", "qwen3", vocab_size=2048))
+    before = parts(within)
+    tensors = load_file(within / "model.safetensors")
+    save_file(tensors | {"proj.bias": tensors["proj.bias"] + 1}, within / "model.safetensors")
+    assert parts(within)["head"] != before["head"]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from mis_core.checkpoints.checkpoint import Checkpoint, StoredTensor, StoredTokenizer
+from mis_core.checkpoints.digests import ModelPart
 from mis_core.checkpoints.directory import DirectoryCheckpoint
 from mis_core.checkpoints.files import Files, inside
 from mis_core.checkpoints.gguf_file import GgufCheckpoint
@@ -14,6 +15,7 @@ from mis_core.errors import ModelError
 __all__ = [
     "NO_SIGNS",
     "Checkpoint",
+    "ModelPart",
     "Sign",
     "Signs",
     "StoredTensor",

@@ -12,6 +12,7 @@ import numpy as np
 import tokenizers
 
 from mis_core.checkpoints.decision_files import StoredHead
+from mis_core.checkpoints.digests import ModelPart
 from mis_core.checkpoints.signs import Signs
 
 
@@ -96,6 +97,15 @@ class Checkpoint(ABC):
 
         Raises:
             ModelError: a file is missing, truncated or of another format.
+        """
+
+    @abstractmethod
+    def parts(self) -> tuple[ModelPart, ...]:
+        """Return what the model is made of: its weights, and a decision head beside them.
+
+        Raises:
+            ModelError: a file is missing or broken.
+            OSError: one cannot be read.
         """
 
     @abstractmethod

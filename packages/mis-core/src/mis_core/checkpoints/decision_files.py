@@ -40,6 +40,7 @@ class StoredHead:
         has_bias: Whether rows have biases.
         file: That holds it; None: the model's own.
         asks: What `decision.json` would say of it; None: that file says it.
+        settings: Names of the files with its settings.
     """
 
     rows: int
@@ -48,10 +49,15 @@ class StoredHead:
     has_bias: bool
     file: str | None
     asks: dict[str, Any] | None
+    settings: tuple[str, ...]
 
     def names(self) -> dict[str, str]:
         """Return the names of its tensors in its file, by what they are called here."""
         return {"proj.weight": "proj.weight", "proj.bias": "proj.bias"} if self.has_bias else {"proj.weight": "weight"}
+
+    def names_within(self) -> tuple[str, ...]:
+        """Return the names that its tensors may have among a model's own; transformers 5.24 saves rows as `weight`."""
+        return "proj.weight", "weight", "proj.bias"
 
 
 class _Saved(msgspec.Struct):
@@ -127,7 +133,7 @@ def text_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _saved(folder: Path, settings: Mapping[str, Any]) -> StoredHead:
     found = _converted(settings, _Saved, folder / "config.json")
     offsets = {"noul": 0, "score": 2, "choice": 8} if found.offsets is None else found.offsets
-    return StoredHead(found.num_verbalizers, offsets, found.softcap, True, None, None)
+    return StoredHead(found.num_verbalizers, offsets, found.softcap, True, None, None, ("config.json",))
 
 
 def _of_codes(folder: Path, files: Files, settings: Mapping[str, Any]) -> StoredHead:
@@ -149,7 +155,8 @@ def _of_codes(folder: Path, files: Files, settings: Mapping[str, Any]) -> Stored
         raise ModelError(f"{path}: the prompt {shown(repr(found.prompt), 60)} is not known; known are {known}.")
     asks = _asks({"decision_config": given}, settings, path)
     asks["temperature"] |= found.temperature_by_type
-    return StoredHead(len(found.codes), dict.fromkeys(KINDS, 0), None, False, "readout.safetensors", asks)
+    offsets = dict.fromkeys(KINDS, 0)
+    return StoredHead(len(found.codes), offsets, None, False, "readout.safetensors", asks, (_CODES,))
 
 
 def _of_judge(folder: Path, files: Files, settings: Mapping[str, Any]) -> StoredHead:
@@ -163,7 +170,8 @@ def _of_judge(folder: Path, files: Files, settings: Mapping[str, Any]) -> Stored
             raise ModelError(f"{path}: the range of {shown(kind, 40)} is not within the {slots.num_slots} slots.")
     asks = _asks({"judge_config": given, "calibration": calibration}, settings, path)
     offsets = {kind: start for kind, (start, _) in slots.ranges.items()}
-    return StoredHead(slots.num_slots, offsets, found.softcap, True, "head.safetensors", asks)
+    files_of_settings = (_JUDGE, _CALIBRATION)
+    return StoredHead(slots.num_slots, offsets, found.softcap, True, "head.safetensors", asks, files_of_settings)
 
 
 def _asks(head_settings: dict[str, Any], settings: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A checkpoint as the Hugging Face hub has it: a directory with `config.json`, safetensors and tokenizer files."""
 
 import contextlib
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from mis_core.checkpoints.checkpoint import Checkpoint, StoredDecision, StoredTensor, StoredTokenizer
 from mis_core.checkpoints.decision_files import StoredHead, read_head
+from mis_core.checkpoints.digests import ModelPart, files_sha256, weights_sha256
 from mis_core.checkpoints.files import Files, is_there
 from mis_core.checkpoints.signs import Signs, directory_signs
 from mis_core.checkpoints.tokenizer_files import read_tokenizer
@@ -60,6 +62,22 @@ class DirectoryCheckpoint(Checkpoint):
                         raise ModelError(f"{self.path}: both {both} hold tensor {shown(name, 200)}; keep one of them.")
                     stored[name] = _Tensor(handle, name, path)
             yield stored
+
+    def parts(self) -> tuple[ModelPart, ...]:
+        """Read the ends of the weights, and a head's files whole; see `Checkpoint`."""
+        settings, head = self.settings(), read_head(self.path, self._files, self.settings())
+        base = ModelPart(
+            "base", self.path.name, weights_sha256(settings, weight_files(self.path, settings, self._files))
+        )
+        if head is None:
+            return (base,)
+        own = [] if head.file is None else [self.path / head.file]
+        digest = files_sha256([*(self.path / name for name in head.settings), *own])
+        if head.file is None:
+            with self.tensors() as stored:
+                rows = [stored[name].read().tobytes() for name in head.names_within() if name in stored]
+            digest = hashlib.sha256(b"".join([digest.encode(), *rows])).hexdigest()
+        return base, ModelPart("head", head.file or self.settings_path.name, digest)
 
     def tokenizer(self) -> StoredTokenizer:
         """Read the tokenizer files by `transformers`, never with remote code; see `Checkpoint`."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from mis_core.checkpoints.checkpoint import Checkpoint, StoredTensor, StoredTokenizer
+from mis_core.checkpoints.digests import ModelPart, weights_sha256
 from mis_core.checkpoints.files import GGUF_HEADER, WEIGHTS, Files
 from mis_core.checkpoints.gguf_tokenizer import build_tokenizer
 from mis_core.checkpoints.signs import Signs, signs_of
@@ -159,6 +160,10 @@ class GgufCheckpoint(Checkpoint):
             paired = heads.get(found["part"]) if is_paired else None
             stored[f"{layer}{_TENSORS[found['part']]}.{found['kind']}"] = _Tensor(tensor, paired)
         yield stored
+
+    def parts(self) -> tuple[ModelPart, ...]:
+        """Read the ends of the file; see `Checkpoint`."""
+        return (ModelPart("base", self.path.name, weights_sha256(None, [self.path])),)
 
     def tokenizer(self) -> StoredTokenizer:
         """Build the tokenizer of the file's vocabulary and merges; see `Checkpoint`."""

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from mis_core.checkpoints.checkpoint import Checkpoint, StoredDecision, StoredTensor, StoredTokenizer
 from mis_core.checkpoints.decision_files import StoredHead
+from mis_core.checkpoints.digests import ModelPart, files_sha256
 from mis_core.checkpoints.files import Files, is_there
 from mis_core.checkpoints.lora_settings import LoraSettings, parse_lora_settings
 from mis_core.checkpoints.signs import Signs
@@ -48,6 +49,10 @@ class LoraAdapter:
         given = self.files.read_object(path)
         with _naming(path):
             return parse_lora_settings(given)
+
+    def part(self) -> ModelPart:
+        """Read the files whole, for a checksum."""
+        return ModelPart("adapter", self.path.name, files_sha256(self.path / name for name in (_SETTINGS, _WEIGHTS)))
 
     @contextlib.contextmanager
     def tensors(self) -> Iterator[dict[str, dict[str, Any]]]:
@@ -91,6 +96,10 @@ class MergedCheckpoint(Checkpoint):
     def signs(self) -> Signs:
         """Return the checkpoint's signs; see `Checkpoint`."""
         return self._checkpoint.signs()
+
+    def parts(self) -> tuple[ModelPart, ...]:
+        """Return the checkpoint's parts, and the adapters; see `Checkpoint`."""
+        return (*self._checkpoint.parts(), *(adapter.part() for adapter in self._adapters))
 
     def stored_types(self) -> tuple[str, ...]:
         """Return the types of the checkpoint's tensors; see `Checkpoint`."""

@@ -37,7 +37,7 @@ class Engine:
     Any number of threads and coroutines may ask at once; their requests share the device's steps. Close
     it, or use it as a context manager. In its `config`, `dtype` is the type that it computes in, never `auto`; its
     `summary` is what was loaded, for people; `created` is when the checkpoint's settings were written, in seconds since
-    1970.
+    1970; `parts` are what the model is made of.
     """
 
     def __init__(self, config: EngineConfig, *, progress: bool = True) -> None:
@@ -52,7 +52,9 @@ class Engine:
             ConfigError: the options do not fit the model or this machine's devices.
         """
         model = load(config, progress)
-        self.config, self.directory, self.created = model.config, model.directory, model.created
+        self.config, self.directory, self.created, self.parts = (
+            model.config, model.directory, model.created, model.parts,
+        )  # fmt: skip
         self.limits, self.summary = model.limits, model.summary
         self.vocab_size, self.context_length = model.limits.vocab_size, model.limits.context_length
         self._dense_memory, self._read_tokenizer = model.dense_memory, model.read_tokenizer

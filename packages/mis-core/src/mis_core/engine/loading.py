@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from mis_core.checkpoints import Checkpoint, open_model
+from mis_core.checkpoints import Checkpoint, ModelPart, open_model
 from mis_core.config import EngineConfig
 from mis_core.engine.compilations import keep_compiled
 from mis_core.errors import ConfigError, ModelError
@@ -43,6 +43,7 @@ class LoadedModel:
         config: The options; `dtype` is the type that steps compute in, never `auto`.
         directory: The checkpoint: a directory, or a GGUF file.
         created: When the checkpoint's settings were written, in seconds since 1970.
+        parts: What the model is made of.
         limits: What one request may ask for.
         read_tokenizer: Returns the tokenizer, which is read at the first call. Thread-safe.
         dense_memory: Whether a request's dense masks fit.
@@ -54,6 +55,7 @@ class LoadedModel:
     config: EngineConfig
     directory: Path
     created: int
+    parts: tuple[ModelPart, ...]
     limits: Limits
     read_tokenizer: Callable[[], Tokenizer]
     dense_memory: DenseMemory
@@ -93,6 +95,7 @@ def load(config: EngineConfig, progress: bool) -> LoadedModel:
         config=config,
         directory=directory,
         created=created,
+        parts=tuple(part for part in checkpoint.parts() if part.kind != "head" or model.decision is not None),
         limits=limits,
         read_tokenizer=_tokenizer_reader(local, limits),
         dense_memory=dense_memory,

@@ -77,6 +77,7 @@ def run(connection: socket.socket, make_engine: EngineFactory) -> int:
         has_vocabulary_head=limits.has_vocabulary_head,
         signs=limits.signs,
         created=engine.created,
+        parts=engine.parts,
     )
     channel.post(ready)
     opened.set_result(table)

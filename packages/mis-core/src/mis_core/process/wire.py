@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from mis_core.checkpoints import NO_SIGNS, Signs
+from mis_core.checkpoints import NO_SIGNS, ModelPart, Signs
 from mis_core.config import Activation
 from mis_core.requests import (
     MAX_BIASES,
@@ -148,6 +148,7 @@ class Ready(_Message, frozen=True):
         has_vocabulary_head: As in `Limits`.
         signs: As in `Limits`.
         created: When the checkpoint's settings were written, in seconds since 1970.
+        parts: What the model is made of.
     """
 
     vocab_size: int
@@ -159,6 +160,7 @@ class Ready(_Message, frozen=True):
     has_vocabulary_head: bool = True
     signs: Signs = NO_SIGNS
     created: int = 0
+    parts: tuple[ModelPart, ...] = ()
 
 
 class Failed(_Message, frozen=True):

@@ -2,11 +2,12 @@
 
 import datetime
 
+import msgspec
 from fastapi import APIRouter
 
 from mis_core.errors import RequestError
 from mis_core.tasks.decide.system_one.task import SYSTEM_ONE
-from mis_server.schemas.operations import DescribedModel, ModelCard, ModelList
+from mis_server.schemas.operations import DescribedModel, ModelCard, ModelList, PartOfModel
 from mis_server.service import HttpService, ServiceOfApp
 
 router = APIRouter()
@@ -36,6 +37,7 @@ def _card(service: HttpService, name: str) -> ModelCard:
         max_model_len=None if info is None else info.context_length,
         tasks=list(service.model.tasks),
         recipe=service.model.recipe,
+        parts=[] if info is None else [PartOfModel(**msgspec.structs.asdict(part)) for part in info.parts],
     )
 
 

@@ -80,11 +80,23 @@ class Profiling(BaseModel):
     folder: str
 
 
+class PartOfModel(BaseModel):
+    """The language model, a trained decision head, or an adapter that is merged into the weights.
+
+    `sha256` of a base is that of its settings, and of name, size and both ends of its files of weights; of the others
+    it is that of all bytes of their files.
+    """
+
+    kind: Literal["base", "head", "adapter"]
+    name: str
+    sha256: str
+
+
 class ModelCard(BaseModel):
     """A served model: `root` is the model as it was given, `tasks` what it can be asked for.
 
     `max_model_len` is its context length in tokens, null until the engine is ready. `recipe` is what `rerank` reads by;
-    a model without that task has none.
+    a model without that task has none. `parts` are what it is made of, none until the engine is ready.
     """
 
     id: str
@@ -96,6 +108,7 @@ class ModelCard(BaseModel):
     max_model_len: int | None
     tasks: list[str]
     recipe: str | SkipJsonSchema[None] = Field(default=None, exclude_if=lambda recipe: recipe is None)
+    parts: list[PartOfModel]
 
 
 class DescribedModel(BaseModel):
