@@ -1,6 +1,7 @@
 """Write a checkpoint directory as a GGUF file, as llama.cpp's converter does. Needs the `gguf` package."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ def write_gguf(
     general_name: str | None = None,
     *,
     has_vocabulary: bool = True,
+    fields: Mapping[str, str | float] = {},
 ) -> Path:
     """Write a checkpoint as a GGUF file and return its path.
 
@@ -32,6 +34,7 @@ def write_gguf(
         quantization: Type of the matrices: one that `gguf` can quantise to; None: that which they are stored in.
         general_name: The model's name in the header; None: the header has none.
         has_vocabulary: Whether the tokenizer is written, too; it must be one of `tiny_checkpoint`.
+        fields: More of the header, texts and numbers.
     """
     config = json.loads((directory / "config.json").read_text())
     family = config["model_type"]
@@ -40,6 +43,11 @@ def write_gguf(
     if general_name is not None:
         writer.add_name(general_name)
     _write_settings(writer, config)
+    for name, value in fields.items():
+        if isinstance(value, str):
+            writer.add_string(name, value)
+        else:
+            writer.add_float32(name, value)
     if has_vocabulary:
         _write_tokenizer(writer, directory, config, _PRE[family])
     else:

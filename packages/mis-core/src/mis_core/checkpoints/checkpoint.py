@@ -57,11 +57,13 @@ class StoredDecision:
         settings: Of `decision.json`; None if there is none.
         template: Of `decision_template.jinja`; None if there is none.
         head: What is said of a trained head; None if there is none. Its files may say what those two do.
+        skips_labels: Whether labels that are no single token are passed over, not refused.
     """
 
     settings: dict[str, Any] | None = None
     template: str | None = None
     head: StoredHead | None = None
+    skips_labels: bool = False
 
 
 class Checkpoint(ABC):

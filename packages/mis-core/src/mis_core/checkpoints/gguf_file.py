@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from mis_core.checkpoints.checkpoint import Checkpoint, StoredTensor, StoredTokenizer
+from mis_core.checkpoints.checkpoint import Checkpoint, StoredDecision, StoredTensor, StoredTokenizer
 from mis_core.checkpoints.digests import ModelPart, weights_sha256
 from mis_core.checkpoints.files import GGUF_HEADER, WEIGHTS, Files
+from mis_core.checkpoints.gguf_decision import TEMPLATE, decision_of
 from mis_core.checkpoints.gguf_tokenizer import build_tokenizer
 from mis_core.checkpoints.signs import Signs, signs_of
 from mis_core.errors import ModelError
@@ -79,6 +80,7 @@ _TENSORS = {
 }
 _SIGNS = re.compile(r"general\.(name|basename|finetune|tags|base_model\.\d+\.(name|repo_url))")
 _NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
+_DECISION = "decision."
 _ROPE_FACTORS = "rope_freqs.weight"
 _MAX_FACTORS = 1 << 16  # one for each pair of a head's elements
 
@@ -116,6 +118,7 @@ class GgufCheckpoint(Checkpoint):
             )
         prefix = f"{architecture}."
         found = {key.removeprefix(prefix): self._value(key) for key in self._file.fields if key.startswith(prefix)}
+        found = {name: value for name, value in found.items() if not name.startswith(_DECISION)}
         settings = {theirs: found.pop(name) for name, theirs in _SETTINGS.items() if name in found}
         tensors = {tensor.name: tensor for tensor in self._file.tensors}
         embedding = tensors.get("token_embd.weight")
@@ -164,6 +167,16 @@ class GgufCheckpoint(Checkpoint):
     def parts(self) -> tuple[ModelPart, ...]:
         """Read the ends of the file; see `Checkpoint`."""
         return (ModelPart("base", self.path.name, weights_sha256(None, [self.path])),)
+
+    def decision(self) -> StoredDecision:
+        """Read the fields that llama.cpp's server reads; see `Checkpoint`."""
+        prefix = f"{self._value('general.architecture')}.{_DECISION}"
+        if f"{prefix}type" not in self._file.fields:
+            return StoredDecision()
+        begin = f"{prefix}temperature."
+        temperatures = {key.removeprefix(begin): self._value(key) for key in self._file.fields if key.startswith(begin)}
+        template = self._value(TEMPLATE) if TEMPLATE in self._file.fields else None
+        return decision_of(self.path, self._value(f"{prefix}type"), template, temperatures)
 
     def tokenizer(self) -> StoredTokenizer:
         """Build the tokenizer of the file's vocabulary and merges; see `Checkpoint`."""

@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 SETTINGS_FILE, TEMPLATE_FILE = "decision.json", "decision_template.jinja"
 
 _KINDS = ("noul", "choice", "score")
+_BANDS = (("2", 2), ("3_5", 5), ("6_10", 10), ("11", math.inf))  # of llama.cpp, by the number of options
 _SIDES = ("true", "false")
 
 
@@ -41,9 +42,11 @@ class DecisionContract(msgspec.Struct, frozen=True):
         in_chat: Whether what it renders is a message of the user, which the model's chat template renders; otherwise it
             is the whole prompt.
         labels: Labels of options by the kind of question; of other kinds those that transformers has by default.
-        temperature: What logits are divided by, by the kind of question; 1 of others.
+        temperature: What logits are divided by, by the kind of question, or by it and the number of options; 1 of
+            others.
         noul_options: `true` and `false` in the order in which the template gets them.
         sanitizes: Whether what looks like a control token in a request is read as text.
+        skips_labels: Whether labels that are no single token are passed over, not refused.
         head_offsets: By kind of question the row of a trained head that its first option has; empty where labels are
             tokens.
     """
@@ -54,7 +57,13 @@ class DecisionContract(msgspec.Struct, frozen=True):
     temperature: dict[str, float] = {}
     noul_options: tuple[str, ...] = _SIDES
     sanitizes: bool = True
+    skips_labels: bool = False
     head_offsets: dict[str, int] = {}
+
+    def temperature_of(self, kind: str, options: int) -> float:
+        """Return what logits of a question of this kind with so many options are divided by."""
+        band = next(name for name, most in _BANDS if options <= most)
+        return self.temperature.get(f"{kind}.{band}", self.temperature.get(kind, 1.0))
 
     @classmethod
     def chosen(cls, config: EngineConfig, checkpoint: Checkpoint, special_tokens: dict[str, str]) -> Self | None:
@@ -107,9 +116,8 @@ class DecisionContract(msgspec.Struct, frozen=True):
         except msgspec.ValidationError as error:
             raise ModelError(f"{where}: {error}.") from None
         contract = cls._of(settings, stored.template, special_tokens, where)
-        if stored.head is None:
-            return contract
-        return msgspec.structs.replace(contract, head_offsets=dict(stored.head.offsets))
+        offsets = {} if stored.head is None else dict(stored.head.offsets)
+        return msgspec.structs.replace(contract, skips_labels=stored.skips_labels, head_offsets=offsets)
 
     @classmethod
     def _of(cls, settings: _Settings, template: str | None, special_tokens: dict[str, str], where: str) -> Self:

@@ -77,7 +77,7 @@ class ContractStyle:
             message = f"{path}: this model reads all questions in one prompt; options are read as they were given."
             raise RequestError("unsupported_parameter", message, "questions")
         labels = self._labels(kind, len(orders[0]), path)
-        return AskedQuestion(question, orders, labels, self._contract.temperature.get(kind, 1.0))
+        return AskedQuestion(question, orders, labels, self._contract.temperature_of(kind, len(orders[0])))
 
     def joined(self, asked: Sequence[AskedQuestion], context_length: int) -> Joined:
         """Return the one prompt of all questions.
@@ -177,7 +177,8 @@ class ContractStyle:
             return self._rows(kind, wanted, path)
         if kind not in self._found:
             usual = _WORDS if kind == "noul" else _LETTERS
-            self._found[kind] = self._tokens(self._contract.labels.get(kind) or usual)
+            found = self._tokens(self._contract.labels.get(kind) or usual)
+            self._found[kind] = [each for each in found if each is not None] if self._contract.skips_labels else found
         found = self._found[kind]
         if self._contract.in_chat and wanted > len(found) and kind == "choice" and kind not in self._contract.labels:
             more = self._tokens(tuple(chain.from_iterable(CODES[1:])))
