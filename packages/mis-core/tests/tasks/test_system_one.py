@@ -1,5 +1,6 @@
 """System One on the host: what a request may hold, what the model reads, and what its values become."""
 
+import copy
 import itertools
 import json
 import pickle
@@ -17,12 +18,14 @@ from scipy.special import softmax
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput
 from mis_core.tasks.decide.asked import AskedQuestion
+from mis_core.tasks.decide.contract import group_prompts
 from mis_core.tasks.decide.system_one.answers import SystemOneChoice, SystemOneNoul, SystemOneResult, SystemOneScore
 from mis_core.tasks.decide.system_one.task import ParsedSystemOne, finish_system_one, parse_system_one
 from mis_core.tasks.decide.task import parse_decision
 from mis_core.tasks.limits import Limits
 from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.chat_template import ChatTemplate
+from mis_core.tokenization.decision_contract import DecisionContract
 
 LIMITS = Limits(context_length=4000, vocab_size=5000)
 CHATML = (
@@ -371,3 +374,68 @@ def test_400_questions_of_255_options_behind_32_000_tokens_are_asked_or_refused(
     assert (many.code, many.param) == ("too_many_tokens", "questions")
     short = refusal(with_codes, Limits(context_length=32_000, vocab_size=5000), state=state, questions=questions)
     assert short.code == "context_length_exceeded"
+
+
+KIND_FIRST = (
+    "[{{ question.type }}] {{ state }}\n{{ question.instructions }}\n"
+    "{% for option in question.options %}{{ question.labels[loop.index0] }}) {{ option }}\n{% endfor %}<|mark|>"
+)
+
+
+def test_questions_of_a_kind_share_a_state_that_a_template_writes_behind_the_kind(tokenizer: Tokenizer) -> None:
+    asked = copy.copy(tokenizer)
+    asked.decision = DecisionContract(ChatTemplate(KIND_FIRST), in_chat=False, labels={"noul": ["A", "B"]})
+    kinds = {"n": NOUL, "c": CHOICE, "s": SCORE}
+    questions = {f"{kind}{number}": fields for number in range(3) for kind, fields in kinds.items()}
+    state = "Rain falls on the plain. " * 20
+    parsed = parse(asked, state=state, questions=questions)
+    assert parsed.asked.groups == ((0, 3, 6), (1, 4, 7), (2, 5, 8))
+    assert all(request.context_lens.min() > 50 for request in parsed.requests)
+    assert [request.num_items for request in parsed.requests] == [3, 3, 3]
+    outputs = []
+    for request in parsed.requests:  # a value that says which question it is of
+        sizes = np.diff(request.item_starts) + request.context_lens
+        values = np.where(request.label_ids >= 0, sizes[:, None] + request.label_ids % 7, 0).astype(np.float32)
+        outputs.append(EngineOutput(values, np.full(len(values), 99, np.float32), cached_tokens=1))
+    together = finish_system_one(parsed, tuple(outputs))
+    assert list(together.answers) == list(questions)
+    assert together.usage.x_cached_tokens == 3
+    assert [answer.type for answer in together.answers.values()] == ["noul", "choice", "score"] * 3
+    one = parse(asked, state=state, questions={"n0": NOUL})
+    (request,) = one.requests
+    assert parsed.requests[0].label_ids[0].tolist() == request.label_ids[0].tolist()
+
+
+def test_groups_refuse_questions_by_themselves(tokenizer: Tokenizer) -> None:
+    asked = copy.copy(tokenizer)
+    asked.decision = DecisionContract(ChatTemplate(KIND_FIRST), in_chat=False, labels={"noul": ["A", "B"]})
+    long = {"type": "noul", "instructions": "wet " * 5000}
+    questions = {"a": NOUL, "b": long, "c": CHOICE, "d": NOUL, "e": {"type": "box"}}
+    parsed = parse(asked, state="Rain falls. " * 40, questions=questions, x_on_error="item")
+    assert sorted(index for group in parsed.asked.groups for index in group) == [0, 2, 3]
+    outputs = tuple(
+        EngineOutput(np.zeros(request.label_ids.shape, np.float32), np.full(request.num_items, 9, np.float32))
+        for request in parsed.requests
+    )
+    result = finish_system_one(parsed, outputs)
+    assert list(result.answers) == ["a", "c", "d"]
+    assert list(result.x_errors) == ["b", "e"]  # pyrefly: ignore[bad-argument-type]
+    with pytest.raises(RequestError, match="tokens together"):
+        parse(asked, state="Rain falls. " * 40, questions={"a": NOUL, "b": long, "c": CHOICE})
+
+
+@given(st.lists(st.text("ab", max_size=12), min_size=1, max_size=12))
+def test_each_prompt_is_in_one_group_and_those_that_share_with_none_are_together(prompts: list[str]) -> None:
+    groups = group_prompts(prompts)
+    assert sorted(place for group in groups for place in group) == list(range(len(prompts)))
+
+    def alike(one: str, other: str) -> bool:
+        half = -(-min(len(one), len(other)) // 2)
+        return one[:half] == other[:half]
+
+    lonely = {
+        place
+        for place in range(len(prompts))
+        if not any(alike(prompts[place], prompts[other]) for other in range(len(prompts)) if other != place)
+    }
+    assert sum(not lonely.isdisjoint(group) for group in groups) <= 1

@@ -37,13 +37,14 @@ class Asked:
     """What the engine computes, and for each question what is asked, or why it is not.
 
     Attributes:
-        requests: One request, whose items are those of the first question that is asked, then those of the next;
-            nothing if none is.
+        requests: One for each group, whose items are those of the group's first question, then those of the next.
+        groups: Places of the questions that share the beginning of their prompts; none of those that are not asked.
         questions: All questions in their order.
         is_joint: Whether answers depend on the other questions.
     """
 
     requests: tuple[ScoreRequest, ...]
+    groups: tuple[tuple[int, ...], ...]
     questions: tuple[AskedQuestion | ItemError, ...]
     is_joint: bool = False
 
@@ -121,16 +122,22 @@ def ask(
     _check_counts(found, limits)
     asked = dict(zip(errors.kept.tolist(), found, strict=True))
     paths = [each.path for each in given]
-    joined = _join(asked, paths, errors, style, tokenizer, limits, subject.field)
-    requests: tuple[ScoreRequest, ...] = ()
-    if errors.any_left:
-        kept = [asked[index] for index in errors.kept.tolist()]
-        labels = TokenRows.nested("questions", [each.labels[1] for each in kept for _ in each.orders])
+    requests: list[ScoreRequest] = []
+    groups: list[tuple[int, ...]] = []
+    for places in style.groups(found, limits.max_text_characters) if found else ():
+        part = errors.part(errors.kept[places])
+        joined = _join(asked, paths, part, style, tokenizer, limits, subject.field)
+        if not part.any_left:
+            continue
+        groups.append(tuple(part.kept.tolist()))
+        kept = [asked[index] for index in groups[-1]]
+        labels = label_matrix(TokenRows.nested("questions", [each.labels[1] for each in kept for _ in each.orders]))
         has_head = tokenizer.decision is not None and bool(tokenizer.decision.head_offsets)
-        requests = (ScoreRequest(*joined, label_matrix(labels), apply_softmax=has_head, cache_salt=subject.cache_salt),)
+        requests.append(ScoreRequest(*joined, labels, apply_softmax=has_head, cache_salt=subject.cache_salt))
+    _check_tokens(requests, limits, subject.field)
     refused = {error.index: error for error in errors.errors}
     each = tuple(refused.get(index) or asked[index] for index in range(len(given)))
-    return Asked(requests, each, style.is_joint)
+    return Asked(tuple(requests), tuple(groups), each, style.is_joint)
 
 
 def judge(asked: Asked, outputs: tuple[EngineOutput, ...]) -> list[Judged | ItemError]:
@@ -138,26 +145,20 @@ def judge(asked: Asked, outputs: tuple[EngineOutput, ...]) -> list[Judged | Item
 
     The probability of a label is the softmax over the labels of its item, as that of a score with `apply_softmax`.
     """
-    probabilities: np.ndarray = np.zeros((0, 0))
-    masses: np.ndarray | None = np.zeros(0)
-    if asked.requests:
-        (request,), (output,) = asked.requests, outputs
-        temperatures = [
-            each.temperature for each in asked.questions if isinstance(each, AskedQuestion) for _ in each.orders
-        ]
+    found: dict[int, Judged | ItemError] = {
+        index: each for index, each in enumerate(asked.questions) if isinstance(each, ItemError)
+    }
+    for request, output, group in zip(asked.requests, outputs, asked.groups, strict=True):
+        questions = {index: each for index in group if isinstance(each := asked.questions[index], AskedQuestion)}
+        temperatures = [each.temperature for each in questions.values() for _ in each.orders]
         probabilities, masses = _probabilities(request, output, np.array(temperatures))
-    found: list[Judged | ItemError] = []
-    begin = 0
-    for each in asked.questions:
-        if isinstance(each, ItemError):
-            found.append(each)
-            continue
-        rows = slice(begin, begin + len(each.orders))
-        begin = rows.stop
-        own = probabilities[rows, : len(each.labels[0])]
-        mass = None if masses is None else float(masses[rows].mean())
-        found.append(_judged(each, own, mass))
-    return found
+        begin = 0
+        for index, each in questions.items():
+            rows = slice(begin, begin + len(each.orders))
+            begin = rows.stop
+            mass = None if masses is None else float(masses[rows].mean())
+            found[index] = _judged(each, probabilities[rows, : len(each.labels[0])], mass)
+    return [found[index] for index in range(len(asked.questions))]
 
 
 def _judged(
@@ -221,9 +222,7 @@ def _join(
         return NOTHING
     most, most_tokens = limits.max_text_characters, limits.context_length
     if style.is_joint:
-        joined = style.joined(kept, most_tokens)
-        _check_tokens(joined, limits, field)
-        return joined
+        return style.joined(kept, most_tokens)
     shared, rests = style.prompts(kept, most)
     check_characters(most, **{field: [shared], "questions": rests})
     starts = offsets(np.array([len(each.orders) for each in kept]))[:-1]
@@ -279,10 +278,9 @@ def _join(
         errors.refuse(longest > most_tokens, too_long)
     if len(errors.kept) < len(kept):
         return _join(asked, paths, errors, style, tokenizer, limits, field)
-    _check_tokens(joined, limits, field)
     return joined
 
 
-def _check_tokens(joined: Joined, limits: Limits, field: str) -> None:
-    count = len(joined.query) + len(joined.item_tokens)
+def _check_tokens(requests: Sequence[ScoreRequest], limits: Limits, field: str) -> None:
+    count = sum(len(request.query) + len(request.item_tokens) for request in requests)
     limits.check_tokens(count, f"{field.capitalize()} and questions", "questions")

@@ -56,6 +56,17 @@ class Style(Protocol):
             RequestError: `too_few_label_tokens`.
         """
 
+    def groups(self, asked: Sequence[AskedQuestion], max_characters: int) -> list[list[int]]:
+        """Return which questions are asked behind one beginning, by their places; each stands in one group.
+
+        Args:
+            asked: Questions, at least one.
+            max_characters: As of `prompts`.
+
+        Raises:
+            RequestError: as `prompts`.
+        """
+
     def prompts(self, asked: Sequence[AskedQuestion], max_characters: int) -> tuple[str, list[str]]:
         """Return what all prompts begin with, and what follows of each: a prompt for each order of each question.
 
@@ -91,6 +102,10 @@ class OwnStyle:
     def ask(self, question: Question, choice_order: ChoiceOrder, path: str) -> AskedQuestion:
         """Return a question with its labels; see `Style`."""
         return AskedQuestion(question, question.orders(choice_order), self._codes.labels(question, path))
+
+    def groups(self, asked: Sequence[AskedQuestion], max_characters: int) -> list[list[int]]:
+        """All share the conversation; see `Style`."""
+        return [list(range(len(asked)))]
 
     def prompts(self, asked: Sequence[AskedQuestion], max_characters: int) -> tuple[str, list[str]]:
         """Return the prompts; see `Style`."""

@@ -3,6 +3,7 @@
 Source: `prepare_inputs` and `label_token_ids` of `transformers.decision` 5.24, whose prompts and labels these are.
 """
 
+import itertools
 import os
 import string
 from collections.abc import Callable, Sequence
@@ -52,6 +53,7 @@ class ContractStyle:
         self._contract = contract
         self._field = field
         self._found: dict[str, list[tuple[str, int] | None]] = {}
+        self._prompts: dict[tuple[int, tuple[int, ...]], str] = {}  # rendered before, by question and order
         self._vocab_size = vocab_size
         outer = tokenizer.chat_template if contract.in_chat else contract.template
         if outer is None:
@@ -116,6 +118,16 @@ class ContractStyle:
         except RequestError as error:
             raise RequestError(f"invalid_{self._field}", error.message, self._field) from None
 
+    def groups(self, asked: Sequence[AskedQuestion], max_characters: int) -> list[list[int]]:
+        """Return which questions' prompts share at least half of themselves; see `Style`.
+
+        A template may begin with the kind of a question: then those of a kind share the state, and all of them nothing.
+        """
+        if self.is_joint or self._contract.in_chat or len(asked) == 1:
+            return [list(range(len(asked)))]
+        self._check_repeated(self._size, len(asked), max_characters)
+        return group_prompts([self._prompt(each, each.orders[0], self._state) for each in asked])
+
     def prompts(self, asked: Sequence[AskedQuestion], max_characters: int) -> tuple[str, list[str]]:
         """Return the prompts; see `Style`."""
         each_once = [(question, order) for question in asked for order in question.orders]
@@ -154,6 +166,9 @@ class ContractStyle:
 
     def _prompt(self, asked: AskedQuestion, order: Sequence[int], state: Content) -> str:
         """Return a prompt about a state up to where the answer is read."""
+        key = id(asked), tuple(order)
+        if state is not _PROBE and key in self._prompts:
+            return self._prompts[key]
         described = _described(asked, order)
         size = len(_PROBE) if state is _PROBE else self._size
         self._tokenizer.meter.count(size + len(str(described)))
@@ -170,6 +185,8 @@ class ContractStyle:
         if len(others) > 1:
             message = "This model's decision template has several marks a question, which are not read yet."
             raise RequestError("task_not_supported", message, "model")
+        if state is not _PROBE:
+            self._prompts[key] = before
         return before
 
     def _labels(self, kind: str, wanted: int, path: str) -> Labels:
@@ -210,6 +227,22 @@ class ContractStyle:
         return [
             (text, int(token)) if single else None for text, token, single in zip(texts, last, is_label, strict=True)
         ]
+
+
+def group_prompts(prompts: Sequence[str]) -> list[list[int]]:
+    """Return which prompts begin alike, by their places: each of a group shares half of itself with another of it.
+
+    Those that share as much with no other are one group.
+    """
+    order = sorted(range(len(prompts)), key=prompts.__getitem__)  # neighbours have the longest beginnings in common
+    groups = [[order[0]]]
+    for before, place in itertools.pairwise(order):
+        shorter = min(len(prompts[before]), len(prompts[place]))
+        is_alike = prompts[before][: -(-shorter // 2)] == prompts[place][: -(-shorter // 2)]
+        groups[-1].append(place) if is_alike else groups.append([place])
+    alone = [group[0] for group in groups if len(group) == 1]
+    found = [group for group in groups if len(group) > 1] + ([alone] if alone else [])
+    return sorted(map(sorted, found))
 
 
 def _split(prompts: Sequence[str]) -> tuple[str, list[str]]:

@@ -72,6 +72,12 @@ class ItemErrors:
         """Whether there are items that nothing is wrong with so far."""
         return len(self.kept) > 0
 
+    def part(self, indices: Int64[np.ndarray, " items"]) -> "ItemErrors":
+        """Return the same for some of the kept items, by their places in the request; errors are noted here, too."""
+        part = ItemErrors(self._param, self.count, per_item=self.per_item)
+        part.kept, part._errors = indices, self._errors
+        return part
+
     def read_each(self, items: Sequence[Item], read: Callable[[int, Item], Read]) -> list[Read]:
         """Read the kept items one by one, and keep those for which that raises no `RequestError`.
 
