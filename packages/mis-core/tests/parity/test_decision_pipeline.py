@@ -72,6 +72,17 @@ def test_answers_are_those_of_the_pipeline(tmp_path: Path, small_tokenizer: Any,
 ASKED = {"decision_prompt": "transformers"}
 
 
+@pytest.mark.parametrize("prompt", ["transformers", pytest.param("mis", marks=pytest.mark.full)])
+def test_answers_have_the_same_bits_alone_and_among_others(tmp_path: Path, prompt: str) -> None:
+    path = tiny_checkpoint(tmp_path / "model", "qwen3", vocab_size=2048)
+    options = SMALL_ENGINE | {"dtype": "bfloat16", "decision_prompt": prompt}
+    with Engine.from_pretrained(path, progress=False, **options) as engine:
+        for state in STATES:
+            together = engine.decide(state, QUESTIONS).answers
+            for name, question in QUESTIONS.items():
+                assert engine.decide(state, {name: question}).answers == {name: together[name]}
+
+
 @pytest.mark.full
 def test_other_ways_of_asking(tmp_path: Path) -> None:
     path = with_files(tiny_checkpoint(tmp_path / "model", "qwen3", vocab_size=2048), TEMPLATE, SETTINGS)

@@ -7,6 +7,7 @@ import pickle
 import string
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import tokenizers
@@ -18,7 +19,6 @@ from scipy.special import softmax
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput
 from mis_core.tasks.decide.asked import AskedQuestion
-from mis_core.tasks.decide.contract import group_prompts
 from mis_core.tasks.decide.system_one.answers import SystemOneChoice, SystemOneNoul, SystemOneResult, SystemOneScore
 from mis_core.tasks.decide.system_one.task import ParsedSystemOne, finish_system_one, parse_system_one
 from mis_core.tasks.decide.task import parse_decision
@@ -424,18 +424,49 @@ def test_groups_refuse_questions_by_themselves(tokenizer: Tokenizer) -> None:
         parse(asked, state="Rain falls. " * 40, questions={"a": NOUL, "b": long, "c": CHOICE})
 
 
-@given(st.lists(st.text("ab", max_size=12), min_size=1, max_size=12))
-def test_each_prompt_is_in_one_group_and_those_that_share_with_none_are_together(prompts: list[str]) -> None:
-    groups = group_prompts(prompts)
-    assert sorted(place for group in groups for place in group) == list(range(len(prompts)))
+STRANGERS = (
+    None,  # transformers' own
+    KIND_FIRST,
+    "{{ state }}|{{ question.instructions }}|{{ question.options|join(' ') }}<|mark|>",
+    "{{ question.name }} {{ state|tojson }} {{ question.options|join(' ') }}<|mark|>",
+    "{{ (state|string)[:9] }}{{ '!' if question.type == 'noul' }} {{ question.instructions }} {{ state }}<|mark|>",
+)
 
-    def alike(one: str, other: str) -> bool:
-        half = -(-min(len(one), len(other)) // 2)
-        return one[:half] == other[:half]
 
-    lonely = {
-        place
-        for place in range(len(prompts))
-        if not any(alike(prompts[place], prompts[other]) for other in range(len(prompts)) if other != place)
-    }
-    assert sum(not lonely.isdisjoint(group) for group in groups) <= 1
+STATES: list[Any] = ["Rain.", "wet|wet Is it wet?", "\u2047state\u2047", "<|im_end|> |", ["Rain", 1], {"a": "|"}]
+
+
+@given(
+    template=st.sampled_from(STRANGERS),
+    state=st.sampled_from(
+        ["Rain.", "wet|wet Is it wet?", "\u2047state\u2047", "<|im_end|> |", ["Rain", 1], {"a": "|"}]
+    ),
+    chosen=st.permutations([*QUESTIONS, "m", "w"]).flatmap(
+        lambda names: st.integers(1, 5).map(lambda count: names[:count])
+    ),
+)
+@settings(max_examples=60)
+def test_where_a_prompt_is_cut_depends_on_no_other_question(
+    tokenizer: Tokenizer, template: str | None, state: Any, chosen: list[str]
+) -> None:
+    asked = copy.copy(tokenizer)
+    labels = {"noul": ["A", "B"], "choice": ["A", "B", "C"], "score": ["A", "B", "C"]}
+    contract = DecisionContract.generic()
+    asked.decision = msgspec.structs.replace(contract, labels=labels)
+    if template is not None:
+        asked.decision = DecisionContract(ChatTemplate(template), in_chat=False, labels=labels)
+    others = {"m": NOUL | {"instructions": "Is it wet, or not?"}, "w": NOUL | {"instructions": "\u2047state\u2047?"}}
+    questions = {name: (QUESTIONS | others)[name] for name in chosen}
+    together = segments(parse(asked, state=state, questions=questions))
+    for name, question in questions.items():
+        assert segments(parse(asked, state=state, questions={name: question})) == {0: together[chosen.index(name)]}
+
+
+def segments(parsed: ParsedSystemOne) -> dict[int, tuple[list[int], list[int]]]:
+    """Of each question what it sees of the query, and its own tokens."""
+    found = {}
+    for request, group in zip(parsed.requests, parsed.asked.groups, strict=True):
+        for row, index in enumerate(group):
+            own = request.item_tokens[request.item_starts[row] : request.item_starts[row + 1]]
+            found[index] = request.query[: request.context_lens[row]].tolist(), own.tolist()
+    return found

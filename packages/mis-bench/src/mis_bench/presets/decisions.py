@@ -8,6 +8,7 @@ import click
 
 from mis_bench.options import ABOVE_0
 from mis_bench.presets.bench import POSITIVE, Bench, BenchOptions, by_target, finish, measuring_options, numbers, show
+from mis_bench.presets.compare import max_abs_option, mean_abs_option
 from mis_bench.results.records import Case, LoadLevel, WorkloadPart
 from mis_bench.targets.spec import without_secrets
 from mis_bench.traces import build_trace
@@ -77,6 +78,8 @@ def decisions() -> None:
     metavar="TARGET=N",
     help="Ask it for N questions of a state at most.",
 )
+@max_abs_option
+@mean_abs_option
 @measuring_options
 def speed(
     names: tuple[str, ...],
@@ -85,6 +88,8 @@ def speed(
     callers: tuple[int, ...],
     seconds: float,
     slow: dict[str, int],
+    max_abs: float,
+    mean_abs: float,
     **given: Any,
 ) -> None:
     """Measure decisions per second.
@@ -106,7 +111,8 @@ def speed(
     cases = [*_cases(bench, loads, callers, seconds, slow), *(_recorded(bench, file) if file else ())]
     reference = next((name for name in targets if name not in slow), targets[0])
     notes = [f"{without_secrets(name)} was asked {most} questions of a state at most." for name, most in slow.items()]
-    found = bench.measure("decisions", cases, rounds=rounds, notes=notes, reference=reference)
+    limits = {"max_abs": max_abs, "mean_abs": mean_abs}
+    found = bench.measure("decisions", cases, rounds=rounds, notes=notes, reference=reference, limits=limits)
     finish(show(found))
 
 

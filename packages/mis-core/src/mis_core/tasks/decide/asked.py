@@ -5,7 +5,7 @@ a request are answered by the next token in one packed request. A question is as
 orders.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from mis_core.config import ChoiceOrder
 from mis_core.errors import RequestError
 from mis_core.ragged import offsets
 from mis_core.requests import EngineOutput, ScoreRequest
-from mis_core.tasks.decide.asked_question import AskedQuestion, OwnStyle, Style
+from mis_core.tasks.decide.asked_question import AskedQuestion, OwnStyle, Prompt, Style, cut_prompt
 from mis_core.tasks.decide.codes import Codes
 from mis_core.tasks.decide.content import Content
 from mis_core.tasks.decide.contract import ContractStyle
@@ -124,9 +124,8 @@ def ask(
     paths = [each.path for each in given]
     requests: list[ScoreRequest] = []
     groups: list[tuple[int, ...]] = []
-    for places in style.groups(found, limits.max_text_characters) if found else ():
-        part = errors.part(errors.kept[places])
-        joined = _join(asked, paths, part, style, tokenizer, limits, subject.field)
+    for part, prompts in _grouped(asked, errors, style, limits):
+        joined = _join(asked, paths, part, style, prompts, tokenizer, limits, subject.field)
         if not part.any_left:
             continue
         groups.append(tuple(part.kept.tolist()))
@@ -207,23 +206,43 @@ def _check_counts(asked: Sequence[AskedQuestion], limits: Limits) -> None:
         raise RequestError("too_many_labels", message, "questions")
 
 
+def _grouped(
+    asked: dict[int, AskedQuestion], errors: ItemErrors, style: Style, limits: Limits
+) -> Iterator[tuple[ItemErrors, dict[int, list[Prompt]]]]:
+    """Yield the questions whose prompts have one beginning, as those of an `ItemErrors`, and their prompts."""
+    kept = [asked[index] for index in errors.kept.tolist()]
+    if style.is_joint or not kept:
+        yield errors, {}
+        return
+    found: dict[str, dict[int, list[Prompt]]] = {}
+    for index, prompts in zip(errors.kept.tolist(), style.prompts(kept, limits.max_text_characters), strict=True):
+        shared = min((prompt.shared for prompt in prompts), key=len)
+        whole = [prompt.shared + prompt.rest if prompt.shared is not shared else "" for prompt in prompts]
+        own = [cut_prompt(text, shared) if text else prompt for text, prompt in zip(whole, prompts, strict=True)]
+        found.setdefault(shared, {})[index] = own
+    for prompts in found.values():
+        yield errors.part(np.array(list(prompts))), prompts
+
+
 def _join(
     asked: dict[int, AskedQuestion],
     paths: Sequence[str],
     errors: ItemErrors,
     style: Style,
+    prompts: dict[int, list[Prompt]],
     tokenizer: Tokenizer,
     limits: Limits,
     field: str,
 ) -> Joined:
-    """Tokenise the prompts of the questions that are kept; return the segments of those that fit."""
+    """Tokenise the prompts of the questions that are kept, which begin alike; return the segments of those that fit."""
     kept = [asked[index] for index in errors.kept.tolist()]
     if not kept:
         return NOTHING
     most, most_tokens = limits.max_text_characters, limits.context_length
     if style.is_joint:
         return style.joined(kept, most_tokens)
-    shared, rests = style.prompts(kept, most)
+    of_kept = [prompt for index in errors.kept.tolist() for prompt in prompts[index]]
+    shared, rests = of_kept[0].shared, [prompt.rest for prompt in of_kept]
     check_characters(most, **{field: [shared], "questions": rests})
     starts = offsets(np.array([len(each.orders) for each in kept]))[:-1]
 
@@ -277,7 +296,7 @@ def _join(
     if len(errors.kept) == len(kept):
         errors.refuse(longest > most_tokens, too_long)
     if len(errors.kept) < len(kept):
-        return _join(asked, paths, errors, style, tokenizer, limits, field)
+        return _join(asked, paths, errors, style, prompts, tokenizer, limits, field)
     return joined
 
 

@@ -1,8 +1,9 @@
 """A question that is asked, and the ways in which questions become prompts."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from mis_core.config import ChoiceOrder
 from mis_core.tasks.decide.codes import Codes, Labels
@@ -34,6 +35,28 @@ class AskedQuestion:
         return [self.question.text(self.labels[0], order, in_one_order=in_one_order) for order in self.orders]
 
 
+class Prompt(NamedTuple):
+    """A prompt, as its beginning and what follows.
+
+    Where it is cut depends on what it is about and on the question, never on other questions: an answer would otherwise
+    have other bits in other company.
+
+    Attributes:
+        shared: Its beginning, which prompts of other questions may share.
+        rest: What follows, at least one character.
+    """
+
+    shared: str
+    rest: str
+
+
+def cut_prompt(prompt: str, beginning: str) -> Prompt:
+    """Cut a prompt behind a beginning, or behind as much of it as it has."""
+    end = len(beginning) if prompt.startswith(beginning) else len(os.path.commonprefix([prompt, beginning]))  # noqa: RUF071
+    end = min(end, len(prompt) - 1)
+    return Prompt(prompt[:end], prompt[end:])
+
+
 @runtime_checkable
 class Style(Protocol):
     """How the questions of a request become prompts.
@@ -56,19 +79,8 @@ class Style(Protocol):
             RequestError: `too_few_label_tokens`.
         """
 
-    def groups(self, asked: Sequence[AskedQuestion], max_characters: int) -> list[list[int]]:
-        """Return which questions are asked behind one beginning, by their places; each stands in one group.
-
-        Args:
-            asked: Questions, at least one.
-            max_characters: As of `prompts`.
-
-        Raises:
-            RequestError: as `prompts`.
-        """
-
-    def prompts(self, asked: Sequence[AskedQuestion], max_characters: int) -> tuple[str, list[str]]:
-        """Return what all prompts begin with, and what follows of each: a prompt for each order of each question.
+    def prompts(self, asked: Sequence[AskedQuestion], max_characters: int) -> list[list[Prompt]]:
+        """Return the prompts of each question, one for each of its orders.
 
         Args:
             asked: Questions, at least one.
@@ -103,13 +115,10 @@ class OwnStyle:
         """Return a question with its labels; see `Style`."""
         return AskedQuestion(question, question.orders(choice_order), self._codes.labels(question, path))
 
-    def groups(self, asked: Sequence[AskedQuestion], max_characters: int) -> list[list[int]]:
-        """All share the conversation; see `Style`."""
-        return [list(range(len(asked)))]
-
-    def prompts(self, asked: Sequence[AskedQuestion], max_characters: int) -> tuple[str, list[str]]:
+    def prompts(self, asked: Sequence[AskedQuestion], max_characters: int) -> list[list[Prompt]]:
         """Return the prompts; see `Style`."""
-        return self._prompter.prompts([text for each in asked for text in each.texts], max_characters)
+        made = iter(self._prompter.prompts([text for each in asked for text in each.texts], max_characters))
+        return [[cut_prompt(*next(made)) for _ in each.orders] for each in asked]
 
     def joined(self, asked: Sequence[AskedQuestion], context_length: int) -> Joined:
         """Questions are asked apart."""

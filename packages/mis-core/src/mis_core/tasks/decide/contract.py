@@ -3,7 +3,7 @@
 Source: `prepare_inputs` and `label_token_ids` of `transformers.decision` 5.24, whose prompts and labels these are.
 """
 
-import itertools
+import json
 import os
 import string
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ import numpy as np
 
 from mis_core.config import ChoiceOrder
 from mis_core.errors import RequestError
-from mis_core.tasks.decide.asked_question import AskedQuestion
+from mis_core.tasks.decide.asked_question import AskedQuestion, Prompt, cut_prompt
 from mis_core.tasks.decide.codes import CODES, Labels
 from mis_core.tasks.decide.content import Content
 from mis_core.tasks.decide.questions import Question
@@ -53,7 +53,8 @@ class ContractStyle:
         self._contract = contract
         self._field = field
         self._found: dict[str, list[tuple[str, int] | None]] = {}
-        self._prompts: dict[tuple[int, tuple[int, ...]], str] = {}  # rendered before, by question and order
+        self._beginnings: dict[str, str] = {}
+        self._shared: dict[str, str] = {}  # one text for equal ones, which may be long
         self._vocab_size = vocab_size
         outer = tokenizer.chat_template if contract.in_chat else contract.template
         if outer is None:
@@ -67,6 +68,9 @@ class ContractStyle:
             else partial(each_text, without_sentinels)
         )
         self._state = state if contract.in_chat and contract.sanitizes else self._mark(state)
+        self._state_as_text = (
+            self._state if isinstance(self._state, str) else json.dumps(self._state, ensure_ascii=False)
+        )
         self._size = len(str(state))
 
     def ask(self, question: Question, choice_order: ChoiceOrder, path: str) -> AskedQuestion:
@@ -118,37 +122,62 @@ class ContractStyle:
         except RequestError as error:
             raise RequestError(f"invalid_{self._field}", error.message, self._field) from None
 
-    def groups(self, asked: Sequence[AskedQuestion], max_characters: int) -> list[list[int]]:
-        """Return which questions' prompts share at least half of themselves; see `Style`.
-
-        A template may begin with the kind of a question: then those of a kind share the state, and all of them nothing.
-        """
-        if self.is_joint or self._contract.in_chat or len(asked) == 1:
-            return [list(range(len(asked)))]
-        self._check_repeated(self._size, len(asked), max_characters)
-        return group_prompts([self._prompt(each, each.orders[0], self._state) for each in asked])
-
-    def prompts(self, asked: Sequence[AskedQuestion], max_characters: int) -> tuple[str, list[str]]:
+    def prompts(self, asked: Sequence[AskedQuestion], max_characters: int) -> list[list[Prompt]]:
         """Return the prompts; see `Style`."""
-        each_once = [(question, order) for question in asked for order in question.orders]
+        described = [[_described(each, order) for order in each.orders] for each in asked]
         # What a stranger's template does with a state may depend on the question; that of transformers only writes it.
-        if self._contract.in_chat and (written := self._written_state(each_once)) is not None:
-            probes = [self._prompt(*each, _PROBE) for each in each_once]
-            shared, rests = _split(probes)
-            if _PROBE not in shared:
-                self._check_repeated(len(written), len(rests), max_characters)
-            return shared.replace(_PROBE, written), [rest.replace(_PROBE, written) for rest in rests]
-        self._check_repeated(self._size, len(each_once), max_characters)
-        return _split([self._prompt(*each, self._state) for each in each_once])
+        written = self._written_state() if self._contract.in_chat else None
+        repeating = sum(
+            written is None or _has_probe(order) or _PROBE not in self._beginning(order["type"])
+            for each in described
+            for order in each
+        )
+        self._check_repeated(max(self._size, len(written or "")), repeating, max_characters)
+        return [[self._cut(order, written) for order in each] for each in described]
 
-    def _written_state(self, each_once: Sequence[tuple[AskedQuestion, Sequence[int]]]) -> str | None:
-        """Return what prompts have where the probe stands in place of the state, without rendering it for each of them.
+    def _cut(self, described: dict[str, Any], written: str | None) -> Prompt:
+        """Render a prompt, and cut it behind the state; `written` is the state where prompts may be made of it."""
+        beginning = self._beginning(described["type"])
+        if written is not None and not _has_probe(described):
+            shared, rest = cut_prompt(self._prompt(described, _PROBE), beginning)
+            if shared not in self._shared:
+                self._shared[shared] = shared.replace(_PROBE, written)
+            return Prompt(self._shared[shared], rest.replace(_PROBE, written))
+        prompt = self._prompt(described, self._state)
+        before, has_state, after = beginning.partition(_PROBE)
+        if has_state:
+            beginning = f"{before}{self._state_as_text}{after}"
+            if not prompt.startswith(beginning):  # it is written otherwise: up to what comes behind it
+                place = prompt.find(after, len(before)) if after and prompt.startswith(before) else -1
+                beginning = before if place < 0 else prompt[: place + len(after)]
+        shared, rest = cut_prompt(prompt, beginning)
+        return Prompt(self._shared.setdefault(shared, shared), rest)
 
-        It is rendered for one question. None if that is not the whole difference, or another text has the probe.
+    def _beginning(self, kind: str) -> str:
+        """Return what prompts of a kind of question begin with whatever the question is, with a probe for the state.
+
+        It is what two questions have in common that share no text. Nothing where the template refuses these.
         """
-        if any(_PROBE in str(_described(*each)) for each in each_once):
-            return None
-        probe, whole = (self._prompt(*each_once[0], state) for state in (_PROBE, self._state))
+        if kind not in self._beginnings:
+            try:
+                probes = [self._prompt(self._probe_question(kind, text), _PROBE) for text in ("\u2048 1", "1 \u2049")]
+                self._beginnings[kind] = os.path.commonprefix(probes)  # noqa: RUF071 - of characters
+            except RequestError:
+                self._beginnings[kind] = ""
+        return self._beginnings[kind]
+
+    def _probe_question(self, kind: str, text: str) -> dict[str, Any]:
+        """Return a question of a kind, as templates get it, whose every text is the given one."""
+        options = {"noul": list(self._contract.noul_options), "score": ["0", "1"]}.get(kind, [f"{text} A", f"{text} B"])
+        usual = _WORDS if kind == "noul" else _LETTERS
+        labels = list(self._contract.labels.get(kind) or usual)[:2]
+        texts = {"name": text, "type": kind, "instructions": text, "descriptions": [text, text]}
+        return texts | {"options": options, "labels": labels}
+
+    def _written_state(self) -> str | None:
+        """Return what prompts have where the probe stands in place of the state; None if that is not the difference."""
+        question = self._probe_question("noul", "\u2048 1")
+        probe, whole = (self._prompt(question, state) for state in (_PROBE, self._state))
         before, *after = probe.split(_PROBE)
         if len(after) != 1 or len(before) + len(after[0]) > len(whole):
             return None
@@ -164,12 +193,8 @@ class ContractStyle:
             )
             raise RequestError("too_many_tokens", message, "questions")
 
-    def _prompt(self, asked: AskedQuestion, order: Sequence[int], state: Content) -> str:
+    def _prompt(self, described: dict[str, Any], state: Content) -> str:
         """Return a prompt about a state up to where the answer is read."""
-        key = id(asked), tuple(order)
-        if state is not _PROBE and key in self._prompts:
-            return self._prompts[key]
-        described = _described(asked, order)
         size = len(_PROBE) if state is _PROBE else self._size
         self._tokenizer.meter.count(size + len(str(described)))
 
@@ -185,8 +210,6 @@ class ContractStyle:
         if len(others) > 1:
             message = "This model's decision template has several marks a question, which are not read yet."
             raise RequestError("task_not_supported", message, "model")
-        if state is not _PROBE:
-            self._prompts[key] = before
         return before
 
     def _labels(self, kind: str, wanted: int, path: str) -> Labels:
@@ -229,30 +252,8 @@ class ContractStyle:
         ]
 
 
-def group_prompts(prompts: Sequence[str]) -> list[list[int]]:
-    """Return which prompts begin alike, by their places: each of a group shares half of itself with another of it.
-
-    Those that share as much with no other are one group.
-    """
-    order = sorted(range(len(prompts)), key=prompts.__getitem__)  # neighbours have the longest beginnings in common
-    groups = [[order[0]]]
-    for before, place in itertools.pairwise(order):
-        shorter = min(len(prompts[before]), len(prompts[place]))
-        is_alike = prompts[before][: -(-shorter // 2)] == prompts[place][: -(-shorter // 2)]
-        groups[-1].append(place) if is_alike else groups.append([place])
-    alone = [group[0] for group in groups if len(group) == 1]
-    found = [group for group in groups if len(group) > 1] + ([alone] if alone else [])
-    return sorted(map(sorted, found))
-
-
-def _split(prompts: Sequence[str]) -> tuple[str, list[str]]:
-    """Return what prompts begin with, short of the shortest by a character, and what follows of each."""
-    shared = os.path.commonprefix(prompts)  # noqa: RUF071 - of characters
-    shared = shared[: min(len(shared), min(map(len, prompts)) - 1)]
-    probe = prompts[0].find(_PROBE)
-    if 0 <= probe < len(shared) < probe + len(_PROBE):  # it is replaced as a whole
-        shared = shared[:probe]
-    return shared, [prompt[len(shared) :] for prompt in prompts]
+def _has_probe(described: dict[str, Any]) -> bool:
+    return _PROBE in str(described)
 
 
 def _described(asked: AskedQuestion, order: Sequence[int]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.chat_template import ChatTemplate
 from mis_core.tokenization.plain_spans import without_marks
 
-_PROBE = f"{BEGIN}\u2047?"
+_PROBE, _OTHER_PROBE = f"{BEGIN}\u2047?", f"{BEGIN}\u2048!"  # questions that have nothing in common
 _TAIL_CHARACTERS = 64
 
 
@@ -73,8 +73,8 @@ class Prompter:
         """Return the last characters of prompts whose questions end like this."""
         return without_marks(self._render(BEGIN + ending))[-_TAIL_CHARACTERS:]
 
-    def prompts(self, questions: Sequence[str], max_characters: int) -> tuple[str, list[str]]:
-        """Return what all prompts begin with, and what follows of each.
+    def prompts(self, questions: Sequence[str], max_characters: int) -> list[tuple[str, str]]:
+        """Return the prompt of each question, with the beginning that those of all questions have.
 
         Args:
             questions: Texts of questions, at least one.
@@ -87,7 +87,7 @@ class Prompter:
         questions = [self._mark(question) for question in questions]
         longest = max(questions, key=len)
         if self._render(longest) == before + longest + after:
-            return before, [question + after for question in questions]
+            return [(before + question + after, before) for question in questions]
         characters = self._size * len(questions)
         if characters > max_characters:
             message = (
@@ -95,9 +95,8 @@ class Prompter:
                 f"{characters} characters; at most {max_characters} are allowed. Ask fewer questions at a time."
             )
             raise RequestError("too_many_tokens", message, "questions")
-        prompts = [self._render(question) for question in questions]
-        shared = os.path.commonprefix([self._probed, *prompts])  # noqa: RUF071 - of characters
-        return shared, [prompt[len(shared) :] for prompt in prompts]
+        shared = os.path.commonprefix([self._probed, self._render(_OTHER_PROBE)])  # noqa: RUF071 - of characters
+        return [(self._render(question), shared) for question in questions]
 
 
 def _rendered(template: ChatTemplate, messages: list[Message], *, asks: bool = True) -> str:
