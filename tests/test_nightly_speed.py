@@ -81,6 +81,7 @@ def test_the_first_night_is_held_against_the_baseline_of_the_repository(bench: P
     assert read_results(BASELINE).plan.command in done.stdout
 
 
+@pytest.mark.full
 def test_a_run_of_other_requests_is_no_baseline_and_this_one_is_the_next(bench: Path, checkpoint: Path) -> None:
     other = [bench, "run", "--workload", "probe-9-3-4", "--runs", "3", "--output", "other/smoke", "--model", checkpoint]
     subprocess.run(list(map(str, other)), cwd=bench.parent.parent, check=True, capture_output=True)
@@ -92,6 +93,7 @@ def test_a_run_of_other_requests_is_no_baseline_and_this_one_is_the_next(bench: 
     assert failed.returncode == 1, failed.stdout  # it is no success, whatever it cannot be held against
 
 
+@pytest.mark.full
 def test_a_broken_night_is_no_baseline(bench: Path, checkpoint: Path) -> None:
     broken = bench.parent.parent / "sunday" / "smoke"
     broken.mkdir(parents=True)

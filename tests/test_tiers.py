@@ -72,10 +72,10 @@ def test_a_table_counts_the_tests_of_each_tier(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tier", "ids"),
     [
-        ("quick", ["test_it.py::test_quick"]),
+        pytest.param("quick", ["test_it.py::test_quick"], marks=pytest.mark.full),
         ("cpu", ["test_it.py::test_quick", "test_it.py::test_cases[1]", "test_other.py::test_it"]),
-        ("gpu", ["test_it.py::test_cases[1]", "test_it.py::test_cases[2]"]),
-        ("tpu_aot", ["test_it.py::test_compiled"]),
+        pytest.param("gpu", ["test_it.py::test_cases[1]", "test_it.py::test_cases[2]"], marks=pytest.mark.full),
+        pytest.param("tpu_aot", ["test_it.py::test_compiled"], marks=pytest.mark.full),
     ],
 )
 def test_a_tier_is_run_alone(tier: str, ids: list[str], tmp_path: Path) -> None:

@@ -335,7 +335,7 @@ def shuffled_lines(rows: int, queries: int) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("kind", ["jsonl", pytest.param("parquet", marks=pytest.mark.full)])
 def test_bytes_are_those_of_a_run_without_a_window_though_it_is_killed_three_times(
     checkpoint: Path, tmp_path: Path, kind: str
 ) -> None:

@@ -22,7 +22,8 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 @pytest.mark.parametrize(
     "options",
     [
-        [],
+        ["--attacks", "texts,bodies,bombs"],
+        pytest.param([], marks=pytest.mark.full),
         # The server is told to stop in the midst of it.
         pytest.param(["--head", "--after", "0"], marks=pytest.mark.full),
         pytest.param(["--after", "0", "--attacks", "texts,costs", "--clients", "16"], marks=pytest.mark.full),

@@ -89,7 +89,7 @@ def checkpoint_sha256(directory: Path) -> str:
     """Return a checksum of a checkpoint: of its `config.json`, and of its weights as `weights_sha256` reads them.
 
     Raises:
-        OSError: a file cannot be read.
+        OSError, ModelError: a file cannot be read.
     """
     settings = json.loads((directory / "config.json").read_text())
     return weights_sha256(settings, sorted(directory.glob("*.safetensors")))

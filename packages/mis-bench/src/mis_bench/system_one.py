@@ -75,25 +75,33 @@ def first_probability(question: str, answer: Any) -> float:
         return float(answer["noul"])
     if fields["type"] == "choice":
         return float(answer["probabilities"][next(iter(fields["criteria"]))])
-    return float(answer["score"]) / (len(fields["criteria"]) - 1)
+    return float(answer["score"]) / max(1, len(fields["criteria"]) - 1)
 
 
 def recorded(path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the state and the questions of every line of a file; a state that is no text as compact JSON.
+    """Yield the state and the questions of every line of a file.
+
+    A state that is no text is read as compact JSON, as our prompt has it; ids of questions are not kept.
 
     Raises:
         ValueError: a line is no request; names file, line and field.
         OSError: it cannot be read.
     """
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        if not line.strip():
+            continue
         try:
             found = RecordedRequest.model_validate_json(line)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"])) or "line"
             raise ValueError(f"{path}:{number}: {where}: {first['msg']}") from None
-        state = found.state if isinstance(found.state, str) else json.dumps(found.state, separators=(",", ":"))
-        yield state, tuple(json.dumps(each) for each in found.questions.values())
+        state = found.state if isinstance(found.state, str) else _as_json(found.state)
+        yield state, tuple(_as_json(each) for each in found.questions.values())
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _question(kind: str, instructions: str, texts: Sequence[str]) -> str:

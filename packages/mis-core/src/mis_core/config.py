@@ -100,7 +100,9 @@ class EngineConfig:
         group="Model",
     )
     merge_lora: str | None = option(
-        None, "Folder of a LoRA adapter, as PEFT saves it, that is merged into the weights.", group="Model"
+        None,
+        "Folder or name of a LoRA adapter, as PEFT saves it, that is merged into the weights; default: none.",
+        group="Model",
     )
     chat_template: str | None = option(
         None, "File with a Jinja chat template; default: the model's own.", group="Model"

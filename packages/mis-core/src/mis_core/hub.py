@@ -10,7 +10,7 @@ from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, ModelError
 
 # Weights and plain data only, never code; the README says what a model was made for.
-_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "README.md"]
+_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "README.md", "head.pt"]  # that is never opened
 
 
 def resolve(config: EngineConfig) -> EngineConfig:

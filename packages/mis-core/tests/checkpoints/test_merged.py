@@ -187,6 +187,9 @@ BROKEN = {
     "alpha of text": (changed_settings(lora_alpha="x"), "Expected `float`"),
     "no targets": (changed_settings(target_modules=None), "missing required field `target_modules`"),
     "broken pattern": (changed_settings(target_modules="(q_proj"), "is no regular expression"),
+    "nested pattern": (changed_settings(target_modules="(" * 400 + "q" + ")" * 400), "does not name|no regular"),
+    "recursive pattern": (changed_settings(target_modules="(?R)"), "none of Python's"),
+    "fuzzy pattern": (changed_settings(target_modules="(q_proj){e<=9}"), "none of Python's"),
     "endless pattern": (changed_settings(target_modules=r"(?:[a-z]|[a-z_.0-9]|\w+)*[!?]"), "takes more than a second"),
     "another scale of ranks": (changed_settings(r=5), "it should be floats of"),
     "not a target": (changed_settings(target_modules=ATTENTION), "which target_modules does not name"),
@@ -204,6 +207,17 @@ BROKEN = {
     "integers": (
         changed_tensors(lambda tensors: tensors.update({FIRST + "A.weight": np.zeros((2, 64), np.int32)})),
         "it should be floats of",
+    ),
+    "twice": (
+        changed_tensors(
+            lambda tensors: tensors.update(
+                {
+                    f"{FIRST.replace('model.model', 'model')}{part}.weight": tensors[f"{FIRST}{part}.weight"]
+                    for part in "AB"
+                }
+            )
+        ),
+        "changes model.layers.0.self_attn.q_proj.weight twice",
     ),
     "an embedding": (
         changed_tensors(
@@ -264,7 +278,7 @@ patterns = st.sampled_from(
     targets=st.lists(patterns, min_size=1) | patterns,
     excluded=st.none() | st.lists(patterns) | patterns,
     layers=st.none() | st.integers(0, 12) | st.lists(st.integers(0, 12)),
-    lists=st.none() | st.just("layers") | st.lists(st.sampled_from(["layers", "mlp"])),
+    lists=st.none() | st.just("layers") | st.lists(st.sampled_from(["layers", "mlp", "(layers|h)"])),
     ranks=st.dictionaries(patterns, st.integers(1, 9)),
     alphas=st.dictionaries(patterns, st.integers(1, 9)),
     rooted=st.booleans(),

@@ -15,6 +15,8 @@ from mis_core import Engine
 from mis_core.checkpoints import open_model
 from mis_core.config import EngineConfig
 from mis_core.errors import ModelError, RequestError
+from mis_core.models.config import read_model_config
+from mis_core.tokenization import Tokenizer
 from mis_testing import tiny_checkpoint
 from mis_testing.options import SMALL_ENGINE
 
@@ -169,6 +171,26 @@ def test_a_language_model_with_a_head_has_all_its_tasks_and_a_backbone_only_deci
         Engine.from_pretrained(path, progress=False, **SMALL_ENGINE | {"decision_prompt": "mis"})
 
 
+def test_no_question_is_read_beyond_the_last_row(tmp_path: Path) -> None:
+    path = saved(tiny_checkpoint(tmp_path / "model", "qwen3", vocab_size=2048))  # of 12 rows, choices from 8 on
+    settings = json.loads((path / "decision.json").read_text())
+    (path / "decision.json").write_text(json.dumps(settings | {"labels": {}}))
+    with Engine.from_pretrained(path, progress=False, **SMALL_ENGINE) as engine:
+        for count in (4, 5):
+            question = {"q": {"type": "choice", "criteria": {str(number): None for number in range(count)}}}
+            if count == 4:
+                assert engine.decide("Rain.", question).answers
+                continue
+            with pytest.raises(RequestError, match="has 4 rows for such a question, not 5"):
+                engine.decide("Rain.", question)
+        beyond = engine.tokenizer.vocabulary.size
+        assert beyond == 2048  # of the language model within
+        copied = Tokenizer.from_json(engine.tokenizer.to_json())
+        assert copied.decision == engine.tokenizer.decision
+        assert copied.decision is not None
+        assert copied.decision.head_rows == SLOTS
+
+
 def without(name: str) -> Callable[[Path], None]:
     return lambda path: (path / name).unlink()
 
@@ -199,7 +221,7 @@ BROKEN: list[tuple[Callable[[Path], Any], str]] = [
         lambda path: with_judge(path, slots=JUDGE["slots"] | {"ranges": {"noul": [0, 2]}}),
         "must have a row below 12 for each of noul, choice, score",
     ),
-    (lambda path: with_judge(path, adapter_subfolder="adapter"), r"adapter_model\.safetensors: missing"),
+    (lambda path: with_judge(path, adapter_subfolder="adapter"), r"adapter_config\.json: cannot be read"),
     (lambda path: with_judge(path, adapter_subfolder="/etc"), "not inside the model's directory"),
     (
         lambda path: damaged("head.safetensors", other=np.zeros(1, np.float32))(with_judge(path)),
@@ -220,6 +242,9 @@ def test_a_head_that_is_not_understood_refuses_the_model_in_a_sentence(tmp_path:
     with pytest.raises(ModelError, match=message) as refused:
         Engine.from_pretrained(path, progress=False, **SMALL_ENGINE).tokenizer  # noqa: B018 - it is read when asked for
     assert len(refused.value.message) < 600
+    without_it = EngineConfig(model=str(path), decision_prompt="mis")
+    assert read_model_config(open_model(without_it), with_decision_head=False).decision is None
+    assert [part.kind for part in open_model(without_it).parts(with_head=False)] == ["base"]
 
 
 def test_temperatures_by_kind_of_question_are_those_of_decisionformer(tmp_path: Path) -> None:
@@ -242,7 +267,7 @@ def test_files_of_decisions_beside_a_head_of_its_own_are_not_read(tmp_path: Path
 
 def test_a_changed_byte_of_head_or_adapter_changes_its_digest(tmp_path: Path) -> None:
     def parts(path: Path) -> dict[str, str]:
-        return {part.kind: part.sha256 for part in open_model(EngineConfig(model=str(path))).parts()}
+        return {part.kind: part.sha256 for part in open_model(EngineConfig(model=str(path))).parts(with_head=True)}
 
     def flip(file: Path) -> None:
         content = bytearray(file.read_bytes())

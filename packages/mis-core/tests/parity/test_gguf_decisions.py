@@ -1,6 +1,8 @@
 """GGUF files with llama.cpp's decision fields answer as the same checkpoint with the files of transformers."""
 
+import itertools
 import json
+import string
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -68,14 +70,21 @@ def test_labels_that_are_no_token_are_passed_over(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path / "model", "qwen3", vocab_size=2048)
     file = write_gguf(tmp_path / "model.gguf", path, fields=fields("nimble"))
     with Engine.from_pretrained(file, progress=False, **SMALL_ENGINE) as engine:
-        many = {"type": "choice", "criteria": {str(number): None for number in range(255)}}
-        with pytest.raises(RequestError, match=r"it has [2-9]"):
-            engine.decide("Rain.", {"q": many})
+        codes = [*string.ascii_uppercase, *map("".join, itertools.product(string.ascii_uppercase, repeat=2))]
+        single = sum(len(engine.tokenizer.encode(code, add_special_tokens=False)) == 1 for code in codes)
+        assert 2 < single < len(codes)
+        options = {str(number): None for number in range(single + 1)}
+        with pytest.raises(RequestError, match=f"it has {single}"):
+            engine.decide("Rain.", {"q": {"type": "choice", "criteria": options}})
+        options.popitem()
+        answer = engine.decide("Rain.", {"q": {"type": "choice", "criteria": options}}).answers["q"]
+        assert len(answer.probabilities) == single  # pyrefly: ignore[missing-attribute]
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"qwen3.decision.type": 3.0}, "decision.type 3.0 is not served"),
         (fields("lev"), "decision.type 'lev' is not served; known are openjev, nimble, pplx-decider"),
         (fields("nimble", "{{ state }}{{ questions }}"), "lists all questions of a request before each"),
         ({"qwen3.decision.type": "nimble"}, r"chat_template\.systemone is missing"),

@@ -389,7 +389,7 @@ def test_questions_of_a_kind_share_a_state_that_a_template_writes_behind_the_kin
     questions = {f"{kind}{number}": fields for number in range(3) for kind, fields in kinds.items()}
     state = "Rain falls on the plain. " * 20
     parsed = parse(asked, state=state, questions=questions)
-    assert parsed.asked.groups == ((0, 3, 6), (1, 4, 7), (2, 5, 8))
+    assert parsed.asked.members == ((0, 3, 6), (1, 4, 7), (2, 5, 8))
     assert all(request.context_lens.min() > 50 for request in parsed.requests)
     assert [request.num_items for request in parsed.requests] == [3, 3, 3]
     outputs = []
@@ -412,7 +412,7 @@ def test_groups_refuse_questions_by_themselves(tokenizer: Tokenizer) -> None:
     long = {"type": "noul", "instructions": "wet " * 5000}
     questions = {"a": NOUL, "b": long, "c": CHOICE, "d": NOUL, "e": {"type": "box"}}
     parsed = parse(asked, state="Rain falls. " * 40, questions=questions, x_on_error="item")
-    assert sorted(index for group in parsed.asked.groups for index in group) == [0, 2, 3]
+    assert sorted(index for group in parsed.asked.members for index in group) == [0, 2, 3]
     outputs = tuple(
         EngineOutput(np.zeros(request.label_ids.shape, np.float32), np.full(request.num_items, 9, np.float32))
         for request in parsed.requests
@@ -465,7 +465,7 @@ def test_where_a_prompt_is_cut_depends_on_no_other_question(
 def segments(parsed: ParsedSystemOne) -> dict[int, tuple[list[int], list[int]]]:
     """Of each question what it sees of the query, and its own tokens."""
     found = {}
-    for request, group in zip(parsed.requests, parsed.asked.groups, strict=True):
+    for request, group in zip(parsed.requests, parsed.asked.members, strict=True):
         for row, index in enumerate(group):
             own = request.item_tokens[request.item_starts[row] : request.item_starts[row + 1]]
             found[index] = request.query[: request.context_lens[row]].tolist(), own.tolist()

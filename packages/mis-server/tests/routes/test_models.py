@@ -27,6 +27,7 @@ def test_the_served_model_is_listed(http: httpx.Client) -> None:
         "max_model_len": 256,
         "tasks": ["score", "rerank", "decide", "complete", "chat"],
         "recipe": "generic",
+        "parts": [],
     }
 
 

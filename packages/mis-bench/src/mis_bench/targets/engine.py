@@ -110,7 +110,8 @@ class EngineTarget(BlockingTarget):
         config = self.engine.config
         if jax.default_backend() != "cpu" or config.quantization != "none":
             return None
-        model = read_model_config(self.engine.directory, ignore_unknown=True)
+        with_head = config.decision_prompt is None
+        model = read_model_config(self.engine.directory, ignore_unknown=True, with_decision_head=with_head)
         dtype = jnp.dtype(config.dtype)
         backend = choose(model.attention, dtype.name)
         multiply = jax.jit(lambda rows, weight: weight_of(weight).at_layer(jnp.int32(0)).linear(rows))

@@ -1,5 +1,6 @@
 """A model's files: settings, tensors and tokenizer, of a directory as the Hugging Face hub has them or a GGUF file."""
 
+import logging
 from pathlib import Path
 
 from mis_core.checkpoints.checkpoint import Checkpoint, StoredTensor, StoredTokenizer
@@ -11,6 +12,8 @@ from mis_core.checkpoints.merged import LoraAdapter, MergedCheckpoint
 from mis_core.checkpoints.signs import NO_SIGNS, Sign, Signs
 from mis_core.config import EngineConfig
 from mis_core.errors import ModelError
+
+logger = logging.getLogger(__name__)
 
 __all__ = [
     "NO_SIGNS",
@@ -56,7 +59,9 @@ def open_model(config: EngineConfig) -> Checkpoint:
         where = f"{checkpoint.path}: adapter of decision.json"
         if not isinstance(name, str | None):
             raise ModelError(f"{where} must be the name of a folder.")
-        folders += [] if name is None else [inside(checkpoint.path, name, where)]
+        if name is not None:
+            folders.append(inside(checkpoint.path, name, where))
+            logger.info("The adapter %s of decision.json is merged into the weights, whatever is asked.", name)
     folders += [] if config.merge_lora is None else [Path(config.merge_lora)]
     files = Files(config.max_checkpoint_file_bytes)
     return MergedCheckpoint(checkpoint, [LoraAdapter(each, files) for each in folders]) if folders else checkpoint

@@ -57,13 +57,15 @@ class StoredDecision:
         settings: Of `decision.json`; None if there is none.
         template: Of `decision_template.jinja`; None if there is none.
         head: What is said of a trained head; None if there is none. Its files may say what those two do.
-        skips_labels: Whether labels that are no single token are passed over, not refused.
+        source: Name of what says so, for errors; None: `decision.json`.
+        as_llama_cpp: As of `DecisionContract`.
     """
 
     settings: dict[str, Any] | None = None
     template: str | None = None
     head: StoredHead | None = None
-    skips_labels: bool = False
+    source: str | None = None
+    as_llama_cpp: bool = False
 
 
 class Checkpoint(ABC):
@@ -102,12 +104,14 @@ class Checkpoint(ABC):
         """
 
     @abstractmethod
-    def parts(self) -> tuple[ModelPart, ...]:
+    def parts(self, *, with_head: bool) -> tuple[ModelPart, ...]:
         """Return what the model is made of: its weights, and a decision head beside them.
 
+        Args:
+            with_head: Whether a head belongs to it, where there is one.
+
         Raises:
-            ModelError: a file is missing or broken.
-            OSError: one cannot be read.
+            ModelError: a file is missing or broken, or cannot be read.
         """
 
     @abstractmethod

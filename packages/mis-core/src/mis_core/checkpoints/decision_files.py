@@ -5,7 +5,6 @@
 * `judge_config.json`, `calibration.json` and `head.safetensors`: rows by kinds of questions.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +21,10 @@ KINDS = ("noul", "choice", "score")
 HEAD_WEIGHTS = ("head.safetensors", "readout.safetensors", "heads.safetensors", "head.pt")
 """Files that hold heads; none of a model's own weights are in them."""
 
+_SAVED = "jev"  # `model_type` of a saved decision model
 _CODES, _JUDGE, _CALIBRATION = "decision_config.json", "judge_config.json", "calibration.json"
 _NOT_CAUSAL = "noncausal_full_attention"
-_MOST_ROWS = 1 << 16
+_MOST_ROWS, _MOST_CAP = 1 << 16, 1e30  # in float32
 
 Read = TypeVar("Read")
 
@@ -109,7 +109,7 @@ def read_head(folder: Path, files: Files, settings: Mapping[str, Any]) -> Stored
     Raises:
         ModelError: a file is missing or broken, or a head is of a kind that is not understood.
     """
-    if settings.get("model_type") == "jev":
+    if settings.get("model_type") == _SAVED:
         head = _saved(folder, settings)
     elif is_there(folder / _CODES):
         head = _of_codes(folder, files, settings)
@@ -126,8 +126,8 @@ def read_head(folder: Path, files: Files, settings: Mapping[str, Any]) -> Stored
 
 
 def text_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the language model that a saved decision model has within."""
-    return dict(settings["text_config"])
+    """Return the settings of the language model, which a saved decision model has within."""
+    return dict(settings["text_config"] if settings.get("model_type") == _SAVED else settings)
 
 
 def _saved(folder: Path, settings: Mapping[str, Any]) -> StoredHead:
@@ -197,7 +197,7 @@ def _check(head: StoredHead, folder: Path) -> None:
         raise ModelError(f"{where}: a decision head has 1 to {_MOST_ROWS:,} rows, not {head.rows:,}.")
     if set(head.offsets) != set(KINDS) or not all(0 <= offset < head.rows for offset in head.offsets.values()):
         raise ModelError(f"{where}: the head must have a row below {head.rows} for each of {', '.join(KINDS)}.")
-    if head.softcap is not None and not 0 < head.softcap < math.inf:
+    if head.softcap is not None and not 0 < head.softcap < _MOST_CAP:
         raise ModelError(f"{where}: softcap must be a number above 0, not {head.softcap}.")
 
 

@@ -1,14 +1,20 @@
 """Checksums that tell parts of a model apart."""
 
+import contextlib
 import hashlib
+import io
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from mis_core.errors import ModelError
+
 _END = 1 << 20
+_BLOCKS, _BLOCK = 256, 1 << 14
 
 
 class ModelPart(msgspec.Struct, frozen=True):
@@ -26,19 +32,22 @@ class ModelPart(msgspec.Struct, frozen=True):
 
 
 def weights_sha256(settings: Any, paths: Iterable[Path]) -> str:
-    """Return a checksum of settings, and of name, size and both ends of every file of weights.
+    """Return a checksum of settings, and of name, size, both ends and blocks in between of every file of weights.
 
     Reads a few megabytes, not all: it tells checkpoints apart, it does not vouch for every bit.
 
     Raises:
-        OSError: a file cannot be read.
+        ModelError: a file cannot be read.
     """
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for path in paths:
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}".encode())
-        with path.open("rb") as file:
+        with _reading(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            digest.update(f"{path.name} {size}".encode())
             digest.update(file.read(_END))
+            for block in range(1, _BLOCKS):
+                file.seek(size * block // _BLOCKS)
+                digest.update(file.read(_BLOCK))
             file.seek(max(0, size - _END))
             digest.update(file.read())
     return digest.hexdigest()
@@ -48,10 +57,19 @@ def files_sha256(paths: Iterable[Path]) -> str:
     """Return a checksum of files, each byte of them.
 
     Raises:
-        OSError: a file cannot be read.
+        ModelError: a file cannot be read.
     """
     digest = hashlib.sha256()
     for path in paths:
-        with path.open("rb") as file:
+        with _reading(path) as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[io.BufferedReader]:
+    try:
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror or error}).") from None

@@ -13,7 +13,7 @@ from mis_core.checkpoints.checkpoint import Checkpoint, StoredDecision, StoredTe
 from mis_core.checkpoints.decision_files import StoredHead, read_head
 from mis_core.checkpoints.digests import ModelPart, files_sha256, weights_sha256
 from mis_core.checkpoints.files import Files, is_there
-from mis_core.checkpoints.signs import Signs, directory_signs
+from mis_core.checkpoints.signs import Signs, directory_signs, location
 from mis_core.checkpoints.tokenizer_files import read_tokenizer
 from mis_core.checkpoints.weight_files import weight_files
 from mis_core.errors import ModelError, shown
@@ -63,15 +63,17 @@ class DirectoryCheckpoint(Checkpoint):
                     stored[name] = _Tensor(handle, name, path)
             yield stored
 
-    def parts(self) -> tuple[ModelPart, ...]:
-        """Read the ends of the weights, and a head's files whole; see `Checkpoint`."""
-        settings, head = self.settings(), read_head(self.path, self._files, self.settings())
-        base = ModelPart(
-            "base", self.path.name, weights_sha256(settings, weight_files(self.path, settings, self._files))
-        )
+    def parts(self, *, with_head: bool) -> tuple[ModelPart, ...]:
+        """Read some of the weights, and a head's files whole; see `Checkpoint`."""
+        settings = self.settings()
+        weights = weights_sha256(settings, weight_files(self.path, settings, self._files))
+        base = ModelPart("base", location(self.path), weights)
+        head = read_head(self.path, self._files, settings) if with_head else None
         if head is None:
             return (base,)
         own = [] if head.file is None else [self.path / head.file]
+        for path in own:
+            self._files.check(path)
         digest = files_sha256([*(self.path / name for name in head.settings), *own])
         if head.file is None:
             with self.tensors() as stored:
@@ -105,7 +107,7 @@ class DirectoryCheckpoint(Checkpoint):
         """Read `decision.json` and `decision_template.jinja`, or a head's own files; see `Checkpoint`."""
         head = read_head(self.path, self._files, self.settings())
         if head is not None and head.asks is not None:  # by which transformers goes, whatever else is there
-            return StoredDecision(head.asks, None, head)
+            return StoredDecision(head.asks, None, head, head.settings[0])
         settings, template = self.path / "decision.json", self.path / "decision_template.jinja"
         return StoredDecision(
             self._files.read_object(settings) if is_there(settings) else None,

@@ -5,6 +5,7 @@ Source: `tools/server/server-decision.cpp` of llama.cpp at 3cafcc83 (October 202
 """
 
 import itertools
+import re
 import string
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,10 +30,10 @@ _BEFORE = (
     "{%%- for option in question.options -%%}{%%- set made.options = made.options + [%s] -%%}{%%- endfor -%%}"
     "{%%- set options = made.options -%%}{{- '' }}"  # an expression, behind which nothing is trimmed
 )
-_BEHIND = "{{ '<|mark|>' }}"
+_AFTER = "{{ '<|mark|>' }}"
 
 
-def decision_of(path: Path, kind: str, template: Any, temperatures: Mapping[str, Any]) -> StoredDecision:
+def decision_of(path: Path, kind: object, template: Any, temperatures: Mapping[str, Any]) -> StoredDecision:
     """Return what a header says of decisions, as the files of a directory would.
 
     Args:
@@ -44,7 +45,7 @@ def decision_of(path: Path, kind: str, template: Any, temperatures: Mapping[str,
     Raises:
         ModelError: it is a model of another kind, or a value is of another type.
     """
-    if kind not in _LABELS:
+    if not isinstance(kind, str) or kind not in _LABELS:
         known = ", ".join(_LABELS)
         raise ModelError(f"{path}: decision.type {shown(repr(kind), 40)} is not served; known are {known}.")
     if not isinstance(template, str):
@@ -60,8 +61,10 @@ def decision_of(path: Path, kind: str, template: Any, temperatures: Mapping[str,
         "noul_options": ["true", "false"] if kind == "openjev" else ["false", "true"],
     }
     option = _OPTION % ("" if kind == "openjev" else _LABEL)
-    # Jinja leaves out a last newline.
-    return StoredDecision(settings, _BEFORE % option + template.removesuffix("\n") + _BEHIND, skips_labels=True)
+    template = template.replace("\r\n", "\n").removesuffix("\n")  # the last newline is no part of it
+    template = re.sub(r"\A[ \t]+(?=\{[%#](?!\+))", "", template)  # nor is what stands before a block in its line
+    source = "its fields of decisions"
+    return StoredDecision(settings, _BEFORE % option + template + _AFTER, source=source, as_llama_cpp=True)
 
 
 def _variables(template: str) -> frozenset[str]:

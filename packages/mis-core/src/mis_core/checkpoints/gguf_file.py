@@ -19,7 +19,7 @@ from mis_core.checkpoints.digests import ModelPart, weights_sha256
 from mis_core.checkpoints.files import GGUF_HEADER, WEIGHTS, Files
 from mis_core.checkpoints.gguf_decision import TEMPLATE, decision_of
 from mis_core.checkpoints.gguf_tokenizer import build_tokenizer
-from mis_core.checkpoints.signs import Signs, signs_of
+from mis_core.checkpoints.signs import Signs, location, signs_of
 from mis_core.errors import ModelError
 
 _ARCHITECTURES = {
@@ -164,9 +164,9 @@ class GgufCheckpoint(Checkpoint):
             stored[f"{layer}{_TENSORS[found['part']]}.{found['kind']}"] = _Tensor(tensor, paired)
         yield stored
 
-    def parts(self) -> tuple[ModelPart, ...]:
-        """Read the ends of the file; see `Checkpoint`."""
-        return (ModelPart("base", self.path.name, weights_sha256(None, [self.path])),)
+    def parts(self, *, with_head: bool) -> tuple[ModelPart, ...]:
+        """Read some of the file; see `Checkpoint`."""
+        return (ModelPart("base", location(self.path), weights_sha256(None, [self.path])),)
 
     def decision(self) -> StoredDecision:
         """Read the fields that llama.cpp's server reads; see `Checkpoint`."""

@@ -40,6 +40,9 @@ REFUSED = frozenset(
 )  # fmt: skip
 """Fields that must be off: what they say cannot be merged into products."""
 
+_MOST_CHARACTERS, _MOST_PATTERNS = 1000, 1000
+_NOT_PYTHONS = regex.compile(r"\{[^}]*[eids]\s*[<:]|\(\?R|\(\?&|\(\?\d")  # `regex` reads them as more than `re` does
+
 _OFF = (None, False, "none", [], {})
 _KEEPS_WEIGHTS = (True, False, "gaussian", "eva", "orthogonal")  # beginnings that leave the model's own weights alone
 
@@ -91,9 +94,10 @@ class LoraSettings(msgspec.Struct, frozen=True):
         if not layers:
             return True
         lists = [self.layers_pattern] if isinstance(self.layers_pattern, str) else self.layers_pattern
-        patterns = [rf"(?:^|.*?\.){each}\.(\d+)\." for each in lists or ()] or [r".*?\.[^.]*\.(\d+)\."]
+        index = r"\.(?P<idx>\d+)\."
+        patterns = [rf"(?:^|.*?\.){each}{index}" for each in lists or ()] or [rf".*?\.[^.]*{index}"]
         found = next((match for each in patterns if (match := _match(each, module))), None)
-        return found is not None and int(found[1]) in layers
+        return found is not None and int(found["idx"]) in layers
 
 
 def parse_lora_settings(given: Mapping[str, Any]) -> LoraSettings:
@@ -122,6 +126,8 @@ def parse_lora_settings(given: Mapping[str, Any]) -> LoraSettings:
         raise ModelError(f"{shown(str(error), 200)}.") from None
     ranks = [settings.r, *settings.rank_pattern.values()]
     alphas = [settings.lora_alpha, *settings.alpha_pattern.values()]
+    if len(ranks) + len(alphas) > _MOST_PATTERNS:
+        raise ModelError(f"rank_pattern and alpha_pattern have more than {_MOST_PATTERNS:,} patterns.")
     if min(ranks) < 1 or not all(map(math.isfinite, alphas)):
         raise ModelError("a rank must be at least 1, and an alpha a number.")
     return settings
@@ -141,9 +147,11 @@ def _by_pattern(values: Mapping[str, Any], module: str, otherwise: Any) -> Any:
 
 def _match(pattern: str, module: str) -> regex.Match[str] | None:
     """Match from the beginning, within a second: a pattern may be a stranger's."""
+    if len(pattern) > _MOST_CHARACTERS or _NOT_PYTHONS.search(pattern):
+        raise ModelError(f"the pattern of modules {shown(repr(pattern), 80)} is too long, or none of Python's.")
     try:
         return regex.match(pattern, module, timeout=1)
-    except regex.error as error:
+    except (regex.error, RecursionError, MemoryError) as error:
         why = f"is no regular expression ({shown(str(error), 80)})"
     except TimeoutError:
         why = "takes more than a second to match"

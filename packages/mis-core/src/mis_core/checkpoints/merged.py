@@ -14,7 +14,7 @@ from mis_core.checkpoints.decision_files import StoredHead
 from mis_core.checkpoints.digests import ModelPart, files_sha256
 from mis_core.checkpoints.files import Files, is_there
 from mis_core.checkpoints.lora_settings import LoraSettings, parse_lora_settings
-from mis_core.checkpoints.signs import Signs
+from mis_core.checkpoints.signs import Signs, location
 from mis_core.errors import ModelError, shown
 
 _SETTINGS, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -52,7 +52,8 @@ class LoraAdapter:
 
     def part(self) -> ModelPart:
         """Read the files whole, for a checksum."""
-        return ModelPart("adapter", self.path.name, files_sha256(self.path / name for name in (_SETTINGS, _WEIGHTS)))
+        files = [self.path / name for name in (_SETTINGS, _WEIGHTS)]
+        return ModelPart("adapter", location(self.path), files_sha256(files))
 
     @contextlib.contextmanager
     def tensors(self) -> Iterator[dict[str, dict[str, Any]]]:
@@ -74,8 +75,10 @@ class LoraAdapter:
                 ending = next((each for each in _ENDINGS if name.endswith(each)), None)
                 if ending is None:
                     raise ModelError(f"{path}: tensor {shown(name, 200)} is no part of a product's adapter.")
-                module = name.removesuffix(ending).removeprefix(_WRAPPED)
-                found.setdefault(module, {})[_ENDINGS[ending]] = (file, name)
+                module, part = name.removesuffix(ending).removeprefix(_WRAPPED), _ENDINGS[ending]
+                if part in found.setdefault(module, {}):
+                    raise ModelError(f"{path}: has two tensors lora_{part} of {shown(module, 200)}.")
+                found[module][part] = (file, name)
             yield found
 
 
@@ -97,9 +100,9 @@ class MergedCheckpoint(Checkpoint):
         """Return the checkpoint's signs; see `Checkpoint`."""
         return self._checkpoint.signs()
 
-    def parts(self) -> tuple[ModelPart, ...]:
+    def parts(self, *, with_head: bool) -> tuple[ModelPart, ...]:
         """Return the checkpoint's parts, and the adapters; see `Checkpoint`."""
-        return (*self._checkpoint.parts(), *(adapter.part() for adapter in self._adapters))
+        return (*self._checkpoint.parts(with_head=with_head), *(adapter.part() for adapter in self._adapters))
 
     def stored_types(self) -> tuple[str, ...]:
         """Return the types of the checkpoint's tensors; see `Checkpoint`."""
@@ -177,6 +180,8 @@ def _changed(
             if tuple(header.get_shape()) != shape or header.get_dtype() not in ("BF16", "F16", "F32", "F64"):
                 has = f"{header.get_dtype()} {tuple(header.get_shape())}"
                 raise ModelError(f"{path}: tensor {shown(tensor, 200)} is {has}; it should be floats of {shape}.")
+        if name in changed:
+            raise ModelError(f"{path}: changes {name} twice.")
         changed[name] = _MergedTensor(stored[name], pair["A"], pair["B"], settings.scale(module))
     prefix = _PREFIX if all(module.startswith(_PREFIX) for module in matrices) else ""
     for module, name in products.items():

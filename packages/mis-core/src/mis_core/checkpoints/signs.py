@@ -67,7 +67,7 @@ def signs_of(path: Path, named: Iterable[tuple[str, object]]) -> Signs:
         path: The file or folder.
         named: Where something stands, and what: anything but a text is left out.
     """
-    return Signs(_signs(named), _location(path))
+    return Signs(_signs(named), location(path))
 
 
 def directory_signs(directory: Path, files: Files) -> Signs:
@@ -81,7 +81,7 @@ def directory_signs(directory: Path, files: Files) -> Signs:
     modules = [each.get("type") for each in (listed if isinstance(listed, list) else []) if isinstance(each, dict)]
     classes = tuple(_clean(each.rpartition(".")[2]) for each in modules if isinstance(each, str))
     names = _signs(_directory_names(directory, files))
-    return Signs(names, _location(directory), classes[:_MAX_SIGNS], _answer_ids(directory, files))
+    return Signs(names, location(directory), classes[:_MAX_SIGNS], _answer_ids(directory, files))
 
 
 def _directory_names(directory: Path, files: Files) -> Iterator[tuple[str, object]]:
@@ -137,7 +137,7 @@ def _answer_ids(directory: Path, files: Files) -> tuple[int | None, int | None] 
     return None
 
 
-def _location(path: Path) -> str:
+def location(path: Path) -> str:
     """Return the name of a file or folder; `ORGANISATION/NAME` of a snapshot in the hub's cache."""
     path = path.absolute()
     if path.parent.name == "snapshots" and path.parent.parent.name.startswith(_HUB_FOLDER):

@@ -76,6 +76,7 @@ def load(config: EngineConfig, progress: bool) -> LoadedModel:
         ignore_unknown=config.ignore_unknown_settings,
         with_decision_head=config.decision_prompt is None,
     )
+    parts = checkpoint.parts(with_head=model.decision is not None)
     dtype, reason = fastest_dtype() if config.dtype == "auto" else (config.dtype, "as asked for")
     config = dataclasses.replace(config, dtype=dtype)
     _check_fits(config, model)
@@ -95,7 +96,7 @@ def load(config: EngineConfig, progress: bool) -> LoadedModel:
         config=config,
         directory=directory,
         created=created,
-        parts=tuple(part for part in checkpoint.parts() if part.kind != "head" or model.decision is not None),
+        parts=parts,
         limits=limits,
         read_tokenizer=_tokenizer_reader(local, limits),
         dense_memory=dense_memory,

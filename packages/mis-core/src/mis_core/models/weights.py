@@ -197,6 +197,8 @@ def load_decoder(
     path = checkpoint.path
     head = checkpoint.decision().head if config.decision is not None else None
     with checkpoint.tensors() as own, checkpoint.head_tensors(head) if head else nullcontext({}) as of_head:
+        if both := sorted(own.keys() & of_head.keys()):
+            raise ModelError(f"{path}: {both[0]} is both a tensor of the model and one of its decision head.")
         opened = {**own, **of_head}
         mesh = make_mesh(1, 1) if mesh is None else mesh
         wanted = list(tensors_of(config, mesh.shape[TENSOR]))

@@ -46,9 +46,11 @@ class DecisionContract(msgspec.Struct, frozen=True):
             others.
         noul_options: `true` and `false` in the order in which the template gets them.
         sanitizes: Whether what looks like a control token in a request is read as text.
-        skips_labels: Whether labels that are no single token are passed over, not refused.
+        as_llama_cpp: Whether labels that are no single token are passed over, not refused, and temperatures may go by
+            the number of options.
         head_offsets: By kind of question the row of a trained head that its first option has; empty where labels are
             tokens.
+        head_rows: Rows of that head.
     """
 
     template: ChatTemplate
@@ -57,13 +59,15 @@ class DecisionContract(msgspec.Struct, frozen=True):
     temperature: dict[str, float] = {}
     noul_options: tuple[str, ...] = _SIDES
     sanitizes: bool = True
-    skips_labels: bool = False
+    as_llama_cpp: bool = False
     head_offsets: dict[str, int] = {}
+    head_rows: int = 0
 
     def temperature_of(self, kind: str, options: int) -> float:
         """Return what logits of a question of this kind with so many options are divided by."""
         band = next(name for name, most in _BANDS if options <= most)
-        return self.temperature.get(f"{kind}.{band}", self.temperature.get(kind, 1.0))
+        own = self.temperature.get(f"{kind}.{band}") if self.as_llama_cpp else None
+        return self.temperature.get(kind, 1.0) if own is None else own
 
     @classmethod
     def chosen(cls, config: EngineConfig, checkpoint: Checkpoint, special_tokens: dict[str, str]) -> Self | None:
@@ -106,7 +110,7 @@ class DecisionContract(msgspec.Struct, frozen=True):
         stored = checkpoint.decision()
         if stored.settings is None and stored.template is None and stored.head is None:
             return None
-        where = f"{checkpoint.path}: {SETTINGS_FILE}"
+        where = f"{checkpoint.path}: {stored.source or SETTINGS_FILE}"
         given = stored.settings or {}
         unknown = sorted(given.keys() - {field.name for field in msgspec.structs.fields(_Settings)})
         if unknown:
@@ -116,8 +120,10 @@ class DecisionContract(msgspec.Struct, frozen=True):
         except msgspec.ValidationError as error:
             raise ModelError(f"{where}: {error}.") from None
         contract = cls._of(settings, stored.template, special_tokens, where)
-        offsets = {} if stored.head is None else dict(stored.head.offsets)
-        return msgspec.structs.replace(contract, skips_labels=stored.skips_labels, head_offsets=offsets)
+        contract = msgspec.structs.replace(contract, as_llama_cpp=stored.as_llama_cpp)
+        if stored.head is None:
+            return contract
+        return msgspec.structs.replace(contract, head_offsets=dict(stored.head.offsets), head_rows=stored.head.rows)
 
     @classmethod
     def _of(cls, settings: _Settings, template: str | None, special_tokens: dict[str, str], where: str) -> Self:

@@ -9,6 +9,7 @@ import msgspec
 import tokenizers
 
 from mis_core.checkpoints import Checkpoint, open_checkpoint
+from mis_core.checkpoints.decision_files import text_settings
 from mis_core.config import RERANK_RECIPES, EngineConfig
 from mis_core.errors import ModelError
 from mis_core.tokenization.chat_template import ChatTemplate
@@ -71,7 +72,7 @@ class Tokenizer(TextTokenizer):
         loaded = cls.from_pretrained(stored, config.chat_template, config.rerank_file)
         special_tokens = {} if loaded.chat_template is None else loaded.chat_template.special_tokens
         loaded.decision = DecisionContract.chosen(config, model, special_tokens)
-        rows = model.settings().get("vocab_size")
+        rows = text_settings(model.settings()).get("vocab_size")
         if not isinstance(rows, int):
             return loaded  # such a model is refused where its weights are loaded
         beyond = sum(token >= rows for token in loaded._backend.get_vocab().values())

@@ -135,6 +135,8 @@ def decisive(asked: OfflineTask, config: EngineConfig, **output: Any) -> dict[st
         | {name: getattr(config, name) for name in engine}
         | asked.depends_on(config)
         | ({"ignore_unknown_settings": True} if config.ignore_unknown_settings else {})
+        # Only where they are given, so that jobs begun before there was such an option go on.
+        | {name: value for name in ("merge_lora", "decision_prompt") if (value := getattr(config, name)) is not None}
     )
 
 

@@ -131,7 +131,7 @@ class OfflineDecisions(OfflineTask):
     def depends_on(self, config: EngineConfig) -> dict[str, Any]:
         """Return how options are read, and the questions as a text, which keeps their order."""
         questions = _json(self.questions)
-        return {"choice_order": config.choice_order, "prompt": config.decision_prompt, "questions": questions}
+        return {"choice_order": config.choice_order, "questions": questions}
 
 
 def read_questions(path: str) -> dict[str, Any]:

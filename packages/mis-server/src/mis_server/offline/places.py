@@ -32,7 +32,7 @@ class Place:
 
 def engine_places(config: EngineConfig) -> list[Place]:
     """Return what an engine reads."""
-    models = {"the model": config.model, "the tokenizer": config.tokenizer_path}
+    models = {"the model": config.model, "the tokenizer": config.tokenizer_path, "the adapter": config.merge_lora}
     files = {
         "the chat template": config.chat_template,
         "the rerank template": config.rerank_file,

@@ -83,8 +83,8 @@ class Profiling(BaseModel):
 class PartOfModel(BaseModel):
     """The language model, a trained decision head, or an adapter that is merged into the weights.
 
-    `sha256` of a base is that of its settings, and of name, size and both ends of its files of weights; of the others
-    it is that of all bytes of their files.
+    `sha256` of a base is that of its settings, and of name, size, both ends and blocks in between of its files of
+    weights; of the others it is that of all bytes of their files.
     """
 
     kind: Literal["base", "head", "adapter"]

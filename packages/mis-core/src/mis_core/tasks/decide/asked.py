@@ -37,14 +37,15 @@ class Asked:
     """What the engine computes, and for each question what is asked, or why it is not.
 
     Attributes:
-        requests: One for each group, whose items are those of the group's first question, then those of the next.
-        groups: Places of the questions that share the beginning of their prompts; none of those that are not asked.
+        requests: One for questions whose prompts share a beginning; its items are those of the first question, then
+            those of the next.
+        members: The questions of each request, by their numbers; none of those that are not asked.
         questions: All questions in their order.
         is_joint: Whether answers depend on the other questions.
     """
 
     requests: tuple[ScoreRequest, ...]
-    groups: tuple[tuple[int, ...], ...]
+    members: tuple[tuple[int, ...], ...]
     questions: tuple[AskedQuestion | ItemError, ...]
     is_joint: bool = False
 
@@ -123,20 +124,20 @@ def ask(
     asked = dict(zip(errors.kept.tolist(), found, strict=True))
     paths = [each.path for each in given]
     requests: list[ScoreRequest] = []
-    groups: list[tuple[int, ...]] = []
-    for part, prompts in _grouped(asked, errors, style, limits):
+    members: list[tuple[int, ...]] = []
+    for part, prompts in _by_beginning(asked, errors, style, limits):
         joined = _join(asked, paths, part, style, prompts, tokenizer, limits, subject.field)
         if not part.any_left:
             continue
-        groups.append(tuple(part.kept.tolist()))
-        kept = [asked[index] for index in groups[-1]]
+        members.append(tuple(part.kept.tolist()))
+        kept = [asked[index] for index in members[-1]]
         labels = label_matrix(TokenRows.nested("questions", [each.labels[1] for each in kept for _ in each.orders]))
         has_head = tokenizer.decision is not None and bool(tokenizer.decision.head_offsets)
         requests.append(ScoreRequest(*joined, labels, apply_softmax=has_head, cache_salt=subject.cache_salt))
     _check_tokens(requests, limits, subject.field)
     refused = {error.index: error for error in errors.errors}
     each = tuple(refused.get(index) or asked[index] for index in range(len(given)))
-    return Asked(tuple(requests), tuple(groups), each, style.is_joint)
+    return Asked(tuple(requests), tuple(members), each, style.is_joint)
 
 
 def judge(asked: Asked, outputs: tuple[EngineOutput, ...]) -> list[Judged | ItemError]:
@@ -147,8 +148,8 @@ def judge(asked: Asked, outputs: tuple[EngineOutput, ...]) -> list[Judged | Item
     found: dict[int, Judged | ItemError] = {
         index: each for index, each in enumerate(asked.questions) if isinstance(each, ItemError)
     }
-    for request, output, group in zip(asked.requests, outputs, asked.groups, strict=True):
-        questions = {index: each for index in group if isinstance(each := asked.questions[index], AskedQuestion)}
+    for request, output, own in zip(asked.requests, outputs, asked.members, strict=True):
+        questions = {index: each for index in own if isinstance(each := asked.questions[index], AskedQuestion)}
         temperatures = [each.temperature for each in questions.values() for _ in each.orders]
         probabilities, masses = _probabilities(request, output, np.array(temperatures))
         begin = 0
@@ -206,7 +207,7 @@ def _check_counts(asked: Sequence[AskedQuestion], limits: Limits) -> None:
         raise RequestError("too_many_labels", message, "questions")
 
 
-def _grouped(
+def _by_beginning(
     asked: dict[int, AskedQuestion], errors: ItemErrors, style: Style, limits: Limits
 ) -> Iterator[tuple[ItemErrors, dict[int, list[Prompt]]]]:
     """Yield the questions whose prompts have one beginning, as those of an `ItemErrors`, and their prompts."""

@@ -47,7 +47,7 @@ class ContractStyle:
             contract: How questions are put.
             state: What they are about.
             field: Name of the field that holds it, for errors.
-            vocab_size: Labels are below it.
+            vocab_size: Labels that are tokens are below it; rows of a trained head begin with it.
         """
         self._tokenizer = tokenizer
         self._contract = contract
@@ -148,8 +148,8 @@ class ContractStyle:
         if has_state:
             beginning = f"{before}{self._state_as_text}{after}"
             if not prompt.startswith(beginning):  # it is written otherwise: up to what comes behind it
-                place = prompt.find(after, len(before)) if after and prompt.startswith(before) else -1
-                beginning = before if place < 0 else prompt[: place + len(after)]
+                at = prompt.find(after, len(before)) if after and prompt.startswith(before) else -1
+                beginning = before if at < 0 else prompt[: at + len(after)]
         shared, rest = cut_prompt(prompt, beginning)
         return Prompt(self._shared.setdefault(shared, shared), rest)
 
@@ -218,7 +218,7 @@ class ContractStyle:
         if kind not in self._found:
             usual = _WORDS if kind == "noul" else _LETTERS
             found = self._tokens(self._contract.labels.get(kind) or usual)
-            self._found[kind] = [each for each in found if each is not None] if self._contract.skips_labels else found
+            self._found[kind] = [each for each in found if each is not None] if self._contract.as_llama_cpp else found
         found = self._found[kind]
         if self._contract.in_chat and wanted > len(found) and kind == "choice" and kind not in self._contract.labels:
             more = self._tokens(tuple(chain.from_iterable(CODES[1:])))
@@ -234,10 +234,12 @@ class ContractStyle:
         """Return the labels of a trained head, whose rows stand behind the last token."""
         usual = _WORDS if kind == "noul" else _LETTERS
         texts = list(self._contract.labels.get(kind) or usual)
-        if wanted > len(texts):
-            message = f"{path}: this model's decision head has {len(texts)} rows for such a question, not {wanted}."
+        offset = self._contract.head_offsets[kind]
+        most = min(len(texts), self._contract.head_rows - offset)
+        if wanted > most:
+            message = f"{path}: this model's decision head has {most} rows for such a question, not {wanted}."
             raise RequestError("too_few_label_tokens", message, "questions")
-        first = self._vocab_size + self._contract.head_offsets[kind]
+        first = self._vocab_size + offset
         return texts[:wanted], np.arange(first, first + wanted, dtype=np.int32)
 
     def _tokens(self, texts: Sequence[str]) -> list[tuple[str, int] | None]:
