@@ -223,17 +223,22 @@ def _python(arguments: list[str]) -> Iterator[str]:
 
 
 def _shell(script: str, arguments: list[str]) -> Iterator[str]:
-    """Yield what is wrong with a call of a script; the dense baseline hands other options to `mis-bench matrix`."""
+    """Yield what is wrong with a call of a script; some hand other options to a command of mis-bench."""
     if not (ROOT / script).is_file():
         yield f"there is no {script}"
         return
     source = (ROOT / script).read_text(encoding="utf-8")
     own = set(re.findall(r"^ *(--[a-z-]+)\)", source, re.MULTILINE))
-    if "mis-bench matrix" not in source:
+    handed_to = next((command for command in (["matrix"], ["decisions", "speed"]) if _calls(source, command)), None)
+    if handed_to is None:
         flags = [argument for argument in arguments if argument.startswith("--")]
         yield from (f"{script} has no flag {flag}" for flag in flags if flag not in own)
     elif arguments and arguments[0] not in own:
-        yield from _CHECKS["mis-bench"](["matrix", *arguments])
+        yield from _CHECKS["mis-bench"]([*handed_to, *arguments])
+
+
+def _calls(source: str, command: list[str]) -> bool:
+    return re.search(rf"^ *mis-bench {' '.join(command)} ", source, re.MULTILINE) is not None
 
 
 def _module(name: str, arguments: list[str]) -> Iterator[str]:
