@@ -142,19 +142,12 @@ def _cases(
 def _recorded(bench: Bench, file: str) -> Iterator[Case]:
     """Yield a case for every target and number of callers that send recorded requests."""
     trace = build_trace(f"systemone:{file}")
-    asked = [arrival.workload for arrival in trace.arrivals]
-    whole = {
-        "name": trace.name,
-        "sha256": trace.sha256,
-        "num_items": sum(workload.num_items for workload in asked),
-        "num_tokens": sum(workload.num_tokens for workload in asked),
-    }
     for target in bench.planned:
         for count in RECORDED_CALLERS:
             yield Case(
                 name=bench.named(f"recorded, {count} under way", target),
                 target=target.name,
-                workload=WorkloadPart.of(asked[0]).model_copy(update=whole),
+                workload=WorkloadPart.of_trace(trace),
                 load=LoadLevel(requests=None, max_concurrency=count),
                 is_gated=False,
             )

@@ -172,18 +172,11 @@ def _play(options: BenchOptions, name: str, warmups: int, callers: int | None, g
     trace = build_trace(name)
     bench = options.find()
     trace = trace.within(bench.vocab_size)
-    asked = [arrival.workload for arrival in trace.arrivals]
-    whole = {
-        "name": trace.name,
-        "sha256": trace.sha256,
-        "num_items": sum(workload.num_items for workload in asked),
-        "num_tokens": sum(workload.num_tokens for workload in asked),
-    }
     cases = [
         Case(
             name=target.name,
             target=target.name,
-            workload=WorkloadPart.of(asked[0]).model_copy(update=whole),
+            workload=WorkloadPart.of_trace(trace),
             load=LoadLevel(requests=None, max_concurrency=callers),
             warmups=warmups,
             is_gated=False,

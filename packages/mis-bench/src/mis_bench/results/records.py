@@ -17,6 +17,7 @@ from pydantic import AwareDatetime, ConfigDict, Field, SkipValidation, TypeAdapt
 from mis_bench.artifact import Artifact, ArtifactError, Part, first_fault, read_artifact
 from mis_bench.environment import Environment
 from mis_bench.targets.target import About
+from mis_bench.traces import Trace
 from mis_bench.workload import Workload
 
 PLAN, RECORDS, SUMMARY = "plan.json", "records.jsonl", "summary.json"
@@ -44,6 +45,18 @@ class WorkloadPart(Part):
     def of(cls, workload: Workload) -> Self:
         """Describe a workload."""
         return cls.model_validate(workload, from_attributes=True)
+
+    @classmethod
+    def of_trace(cls, trace: Trace) -> Self:
+        """Describe a trace: its first request, with the items and tokens of all."""
+        asked = [arrival.workload for arrival in trace.arrivals]
+        whole = {
+            "name": trace.name,
+            "sha256": trace.sha256,
+            "num_items": sum(workload.num_items for workload in asked),
+            "num_tokens": sum(workload.num_tokens for workload in asked),
+        }
+        return cls.of(asked[0]).model_copy(update=whole)
 
 
 class LoadLevel(Part):
