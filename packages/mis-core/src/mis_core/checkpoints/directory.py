@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from mis_core.checkpoints.checkpoint import Checkpoint, StoredDecision, StoredTensor, StoredTokenizer
 from mis_core.checkpoints.decision_files import StoredHead, read_head
 from mis_core.checkpoints.digests import ModelPart, files_sha256, weights_sha256
 from mis_core.checkpoints.files import Files, is_there
+from mis_core.checkpoints.safetensors_files import open_safetensors
 from mis_core.checkpoints.signs import Signs, directory_signs, location
 from mis_core.checkpoints.tokenizer_files import read_tokenizer
 from mis_core.checkpoints.weight_files import weight_files
@@ -53,7 +53,7 @@ class DirectoryCheckpoint(Checkpoint):
         with contextlib.ExitStack() as opened:
             stored: dict[str, _Tensor] = {}
             for path in weight_files(self.path, self.settings(), self._files):
-                handle, names = _opened(opened, path)
+                handle, names = open_safetensors(opened, path)
                 if len(stored) + len(names) > _MAX_TENSORS:
                     raise ModelError(f"{path}: with it, there are more than {_MAX_TENSORS:,} tensors.")
                 for name in names:
@@ -93,7 +93,7 @@ class DirectoryCheckpoint(Checkpoint):
             if head.file is not None:
                 path = self.path / head.file
                 self._files.check(path)
-                handle, names = _opened(opened, path)
+                handle, names = open_safetensors(opened, path)
                 for name, stored in head.names().items():
                     if stored not in names:
                         raise ModelError(f"{path}: tensor {stored} is missing.")
@@ -114,16 +114,6 @@ class DirectoryCheckpoint(Checkpoint):
             self._files.read_text(template) if is_there(template) else None,
             head,
         )
-
-
-def _opened(stack: contextlib.ExitStack, path: Path) -> tuple[Any, list[str]]:
-    """Open a safetensors file; return it and the names of its tensors."""
-    try:
-        handle = stack.enter_context(safe_open(path, framework="np"))
-        return handle, list(handle.keys())
-    except (SafetensorError, OSError, MemoryError) as error:
-        reason = shown(str(error), 200)
-        raise ModelError(f"{path}: truncated or not a safetensors file ({reason}).") from None
 
 
 class _Tensor(StoredTensor):

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from mis_core.checkpoints.checkpoint import Checkpoint, StoredDecision, StoredTensor, StoredTokenizer
 from mis_core.checkpoints.decision_files import StoredHead
 from mis_core.checkpoints.digests import ModelPart, files_sha256
 from mis_core.checkpoints.files import Files, is_there
 from mis_core.checkpoints.lora_settings import LoraSettings, parse_lora_settings
+from mis_core.checkpoints.safetensors_files import open_safetensors
 from mis_core.checkpoints.signs import Signs, location
 from mis_core.errors import ModelError, shown
 
@@ -64,14 +64,10 @@ class LoraAdapter:
         """
         path = self.path / _WEIGHTS
         self.files.check(path)
-        try:
-            handle = safe_open(path, framework="np")
-        except (SafetensorError, OSError, MemoryError) as error:
-            reason = shown(str(error), 200)
-            raise ModelError(f"{path}: truncated or not a safetensors file ({reason}).") from None
-        with handle as file:
+        with contextlib.ExitStack() as opened:
+            file, names = open_safetensors(opened, path)
             found: dict[str, dict[str, Any]] = {}
-            for name in file.keys():  # noqa: SIM118 - it is no mapping
+            for name in names:
                 ending = next((each for each in _ENDINGS if name.endswith(each)), None)
                 if ending is None:
                     raise ModelError(f"{path}: tensor {shown(name, 200)} is no part of a product's adapter.")
