@@ -26,7 +26,7 @@ OF_OTHER_PROGRAMS = {
     "--load-format", "--speculative-algorithm",  # SGLang
     "--reranking",  # llama-server
     "--subprocesses",  # py-spy
-    "--xla_cpu_max_isa", "--xla_dump_to",  # XLA
+    "--xla_cpu_max_isa", "--xla_dump_to", "--xla_gpu_enable_command_buffer",  # XLA
 }  # fmt: skip
 """Options that pages name without the program that has them."""
 

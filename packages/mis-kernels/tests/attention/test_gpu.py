@@ -15,7 +15,7 @@ from mis_kernels import segment_attention
 from mis_kernels.backends import LaidOut, StepLimits
 from mis_kernels.backends.gpu.attention import gpu_attention
 from mis_kernels.backends.gpu.backend import GpuBackend
-from mis_kernels.backends.gpu.tiles import KEYS, GpuBlocks
+from mis_kernels.backends.gpu.tiles import KEYS, GpuBlocks, GpuTiles
 from mis_kernels.heads import HeadShape, device_head_shapes
 from mis_kernels.segments import MIN_TOKENS
 from mis_testing.tolerances import ATTENTION
@@ -130,7 +130,7 @@ def test_a_hundred_callers_agree_with_the_reference_within_the_budget(gpu: Devic
 
 def test_a_gpu_has_as_many_contexts_as_other_backends_and_a_budget_of_tiles() -> None:
     backend = GpuBackend.create(HeadShape(16, 8, 128), "bfloat16")
-    assert (backend.contexts, backend.context_tile, backend.alignment) == (256, (64, KEYS), 1)
+    assert (backend.contexts, backend.context_tile, backend.alignment) == (256, (32, KEYS), 1)
 
 
 @pytest.mark.parametrize("case", STEPS.values(), ids=STEPS)
@@ -153,13 +153,16 @@ def _equations(jaxpr: Any) -> Any:
             yield from _equations(getattr(inner, "jaxpr", inner))
 
 
-def test_a_block_visits_each_context_as_far_as_one_of_its_rows_sees() -> None:
-    case = Case(
-        [Segment(40, context_len=100), Segment(40, context=1), Segment(20, context_len=7)],
-        contexts=(300, 70), tokens=128, kv_heads=1, group=2, head_dim=128,
-    )  # fmt: skip
+def tiles_of(case: Case) -> GpuTiles:
     tiles = case.layout(backend_of("gpu", case, "bfloat16"))[0].tiles
-    assert tiles.blocks == GpuBlocks(tokens=64, members=2)
+    assert isinstance(tiles, GpuTiles)
+    assert tiles.blocks == GpuBlocks(tokens=32, members=2)
+    return tiles
+
+
+def test_a_block_visits_each_context_as_far_as_one_of_its_rows_sees() -> None:
+    segments = [Segment(20, context_len=100), Segment(20, context=1), Segment(10, context_len=7)]
+    tiles = tiles_of(Case(segments, contexts=(300, 70), tokens=64, kv_heads=1, group=2, head_dim=128))
     assert tiles.starts.tolist() == [0, 2, 4]
     assert list(zip(tiles.context_id.tolist(), tiles.reach.tolist(), strict=True)) == [
         (0, 100),
@@ -167,8 +170,18 @@ def test_a_block_visits_each_context_as_far_as_one_of_its_rows_sees() -> None:
         (0, 7),
         (1, 70),
     ]
-    # 40 and 24 keys as 64 and 32; then 40 keys of a segment that began before, and 20.
-    assert tiles.own_ranks.tolist() == [2, 2]
+    assert not tiles.shared.any()  # some row of each block is of another context
+    # 20 and 12 keys as 32 and 16 of one tile; then 20 keys of a segment that began before, and 10.
+    assert tiles.own_ranks.tolist() == [1, 1]
+
+
+def test_tiles_that_all_rows_of_a_block_see_whole_are_known() -> None:
+    segments = [Segment(20, context_len=200), Segment(12, context_len=130), Segment(200)]
+    tiles = tiles_of(Case(segments, contexts=(300,), tokens=256, kv_heads=1, group=2, head_dim=128))
+    # The least context of the first block is 130 keys; of the last one, some rows belong to no segment.
+    assert tiles.shared.tolist() == [130 // KEYS, *[300 // KEYS] * 6, 0]
+    assert tiles.own_shared.tolist() == [0, 0, 0, 1, 1, 2, 2, 0]
+    assert tiles.own_ranks.tolist() == [1, 1, 1, 2, 2, 3, 3, 4]
 
 
 def test_blocks_divide_every_step_and_hold_every_group() -> None:
@@ -176,8 +189,7 @@ def test_blocks_divide_every_step_and_hold_every_group() -> None:
         blocks = GpuBlocks.of(heads)
         assert MIN_TOKENS % blocks.tokens == 0
         assert heads.group <= blocks.members < 2 * heads.group
-        assert blocks.rows in (16, 32, 64, 128)
-    assert GpuBlocks.of(HeadShape(8, 4, 256)).rows == 64
+        assert blocks.rows in (16, 32, 64)
     assert GpuBackend.create(HeadShape(16, 8, 128), "bfloat16").for_decoding().blocks == GpuBlocks(1, 2)
     assert PAGE % KEYS == 0
 

@@ -9,6 +9,7 @@ beside it; what a row does not see adds an exact zero. Emulated, a row has the s
 The kernel is lowered by Pallas through Triton, which knows GPUs since Ampere (compute capability 8.0).
 """
 
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from math import e, log2
@@ -25,8 +26,11 @@ from mis_kernels.backends.laid_out import LaidOut
 from mis_kernels.storage import from_bits
 from mis_kernels.target import target
 
-WARPS = 8
+WARPS = 4
 STAGES = 2
+WIDE = 128
+"""Of wider heads, one tile at a time fits the shared memory of an L4, not the two of two stages."""
+
 _MASKED = -1e30
 _LOWEST = -1e29  # above what is masked, so that a row without any visible key gives it no weight
 
@@ -46,6 +50,24 @@ class _Shape(NamedTuple):
         """Elements of a head, rounded up to a power of two."""
         return 1 << (self.head_dim - 1).bit_length()
 
+    def used(self) -> Array:
+        """Return the element that each column reads. Only a plain range is read sixteen bytes at a time."""
+        column = jnp.arange(self.columns)
+        return column if self.columns == self.head_dim else jnp.minimum(column, self.head_dim - 1)
+
+
+class _Lists(NamedTuple):
+    """What is visited: fields of `GpuTiles`, and the page table."""
+
+    starts: _Ref
+    context_id: _Ref
+    reach: _Ref
+    shared: _Ref
+    own_ranks: _Ref
+    own_shared: _Ref
+    own_keys: _Ref
+    page_table: _Ref
+
 
 class _Rows(NamedTuple):
     """The rows of a program, `[rows]` each: where they lie, and what they see."""
@@ -64,11 +86,12 @@ class _Softmax(NamedTuple):
     total: Array  # [rows]
     weighted: Array  # [rows, columns]
 
-    def add(self, q: Array, k: Array, v: Array, visible: Array, scale: float) -> "_Softmax":
-        """Take in a tile: q `[rows, columns]`, k and v `[keys, columns]`, visible `[rows, keys]`."""
-        logits = jnp.where(visible, _product(q, k, 1) * scale, _MASKED)
-        highest = jnp.maximum(self.highest, logits.max(1))
-        weights = jnp.exp2(logits - highest[:, None])
+    def add(self, k: Array, v: Array, visible: Array | None = None, *, q: Array, scale: float) -> "_Softmax":
+        """Take in a tile: k and v `[keys, columns]`, visible `[rows, keys]` or all of them, q `[rows, columns]`."""
+        logits = _product(q, k, 1)
+        logits = logits if visible is None else jnp.where(visible, logits, _MASKED)
+        highest = jnp.maximum(self.highest, logits.max(1) * scale)
+        weights = jnp.exp2(logits * scale - highest[:, None])
         fade = jnp.exp2(self.highest - highest)
         weighted = self.weighted * fade[:, None] + _product(weights.astype(v.dtype), v, 0)
         return _Softmax(highest, self.total * fade + weights.sum(1), weighted)
@@ -94,7 +117,7 @@ def gpu_attention(
         raise ValueError("segments: were not laid out for gpu")
     tokens, heads, head_dim = q.shape
     shape = _Shape(tiles.blocks, heads // k.shape[1], head_dim, scale * log2(e))
-    lists = tiles.starts, tiles.context_id, tiles.reach, tiles.own_ranks, tiles.own_keys, segments.page_table
+    lists = *(getattr(tiles, name) for name in _Lists._fields[:-1]), segments.page_table
     facts = segments.context_id, segments.context_len, segments.segment_start
     return pl.pallas_call(
         partial(_kernel, shape=shape),
@@ -102,7 +125,7 @@ def gpu_attention(
         grid=(tokens // tiles.blocks.tokens, k.shape[1]),
         in_specs=[pl.BlockSpec(memory_space=pl.ANY)] * (len(lists) + len(facts) + 5),
         out_specs=pl.BlockSpec(memory_space=pl.ANY),
-        compiler_params=plt.CompilerParams(num_warps=WARPS, num_stages=STAGES),
+        compiler_params=plt.CompilerParams(num_warps=WARPS, num_stages=STAGES if head_dim <= WIDE else 1),
         interpret=bool(target().interpret),
         name="segment_attention",
     )(*map(jnp.asarray, (*lists, *facts)), q, k, v, from_bits(k_pages), from_bits(v_pages))
@@ -110,42 +133,85 @@ def gpu_attention(
 
 def _kernel(*refs: _Ref, shape: _Shape) -> None:
     """Compute the rows of one KV head and one block of tokens."""
-    starts, context_id, reach, own_ranks, own_keys, page_table, *facts, q, k, v, k_pages, v_pages, out = refs
+    count = len(_Lists._fields)
+    lists, (*facts, q, k, v, k_pages, v_pages, out) = _Lists(*refs[:count]), refs[count:]
     block, kv_head = pl.program_id(0), pl.program_id(1)
-    rows = _rows_of(block, kv_head, facts, shape)
-    column = jnp.arange(shape.columns)
-    used = jnp.minimum(column, shape.head_dim - 1)
-    # Zeros where a head's last element is repeated: it counts once in a product.
-    queries = jnp.where(column < shape.head_dim, q[rows.token[:, None], rows.head[:, None], used[None, :]], 0)
+    rows, used = _rows_of(block, kv_head, facts, shape), shape.used()
+    queries = q[rows.token[:, None], rows.head[:, None], used[None, :]]
+    if shape.columns > shape.head_dim:  # a head's last element, which is repeated, counts once in a product
+        queries = jnp.where(jnp.arange(shape.columns) < shape.head_dim, queries, 0)
+
+    def own(key: Array) -> tuple[Array, Array]:
+        at = key[:, None], kv_head, used[None, :]
+        return k[at], v[at]
+
+    def cached(context: Array, position: Array) -> tuple[Array, Array]:
+        page_size = k_pages.shape[2]
+        page = jnp.minimum(lax.div(position, page_size), lists.page_table.shape[1] - 1)
+        at = lists.page_table[context, page][:, None], lax.rem(position, page_size)[:, None], used[None, :]
+        return k_pages[kv_head, *at], v_pages[kv_head, *at]
+
     nothing = jnp.zeros(shape.blocks.rows, jnp.float32)
     state = _Softmax(nothing + _LOWEST, nothing, jnp.zeros((shape.blocks.rows, shape.columns), jnp.float32))
-
-    def visit(number: Array, state: _Softmax) -> _Softmax:
-        context, stop = context_id[number], reach[number]
-        limit = jnp.where(rows.context_id == context, rows.context_len, 0)
-
-        def add(tile: Array, state: _Softmax) -> _Softmax:
-            position = tile * KEYS + jnp.arange(KEYS)
-            page = jnp.minimum(position // k_pages.shape[2], page_table.shape[1] - 1)
-            at = page_table[context, page][:, None], (position % k_pages.shape[2])[:, None], used[None, :]
-            values = v_pages[kv_head, *at]
-            # Unused cache memory may hold NaN, and 0 * NaN is NaN.
-            values = jnp.where((position < stop)[:, None], values, 0)
-            return state.add(queries, k_pages[kv_head, *at], values, position[None] < limit[:, None], shape.scale)
-
-        return lax.fori_loop(0, pl.cdiv(stop, KEYS), add, state)
-
-    def add_own(rank: Array, state: _Softmax) -> _Softmax:
-        key = own_keys[rank, block, :]
-        at = jnp.maximum(key, 0)[:, None], kv_head, used[None, :]
-        visible = (key[None] >= rows.segment_start[:, None]) & (key[None] <= rows.token[:, None])
-        values = jnp.where((key >= 0)[:, None], v[at], 0)
-        return state.add(queries, k[at], values, visible, shape.scale)
-
-    state = lax.fori_loop(starts[block], starts[block + 1], visit, state)
-    state = lax.fori_loop(0, own_ranks[block], add_own, state)
+    add = partial(_Softmax.add, q=queries, scale=shape.scale)
+    # In this order: the compiler runs the products of a loop of whole tiles one after the other if it follows `visit`.
+    state = _add_own(state, add, own, block, lists, rows)
+    state = _add_contexts(state, add, cached, block, lists, rows)
     total = jnp.where(state.total > 0, state.total, 1)[:, None]  # a row that saw nothing is zero
     out[rows.token[:, None], rows.head[:, None], used[None, :]] = (state.weighted / total).astype(out.dtype)
+
+
+def _add_own(
+    state: _Softmax,
+    add: Callable[..., _Softmax],
+    read: Callable[[Array], tuple[Array, Array]],
+    block: Array,
+    lists: _Lists,
+    rows: _Rows,
+) -> _Softmax:
+    """Take in the new keys of a block: first the tiles that all rows see whole, which need no mask."""
+
+    def whole(rank: Array, state: _Softmax) -> _Softmax:
+        return add(state, *read(lists.own_keys[rank, block, 0] + jnp.arange(KEYS)))
+
+    def edge(rank: Array, state: _Softmax) -> _Softmax:
+        key = lists.own_keys[rank, block, :]
+        keys, values = read(jnp.maximum(key, 0))
+        visible = (key[None] >= rows.segment_start[:, None]) & (key[None] <= rows.token[:, None])
+        return add(state, keys, jnp.where((key >= 0)[:, None], values, 0), visible)
+
+    state = lax.fori_loop(0, lists.own_shared[block], whole, state)
+    return lax.fori_loop(lists.own_shared[block], lists.own_ranks[block], edge, state)
+
+
+def _add_contexts(
+    state: _Softmax,
+    add: Callable[..., _Softmax],
+    read: Callable[[Array, Array], tuple[Array, Array]],
+    block: Array,
+    lists: _Lists,
+    rows: _Rows,
+) -> _Softmax:
+    """Take in the contexts that a block visits, of each the tiles first that all rows see whole."""
+
+    def visit(number: Array, state: _Softmax) -> _Softmax:
+        context, stop = lists.context_id[number], lists.reach[number]
+        limit = jnp.where(rows.context_id == context, rows.context_len, 0)
+
+        def whole(tile: Array, state: _Softmax) -> _Softmax:
+            return add(state, *read(context, tile * KEYS + jnp.arange(KEYS)))
+
+        def edge(tile: Array, state: _Softmax) -> _Softmax:
+            position = tile * KEYS + jnp.arange(KEYS)
+            keys, values = read(context, position)
+            # Unused cache memory may hold NaN, and 0 * NaN is NaN.
+            values = jnp.where((position < stop)[:, None], values, 0)
+            return add(state, keys, values, position[None] < limit[:, None])
+
+        state = lax.fori_loop(0, lists.shared[number], whole, state)
+        return lax.fori_loop(lists.shared[number], pl.cdiv(stop, KEYS), edge, state)
+
+    return lax.fori_loop(lists.starts[block], lists.starts[block + 1], visit, state)
 
 
 def _rows_of(block: Array, kv_head: Array, facts: list[_Ref], shape: _Shape) -> _Rows:

@@ -19,10 +19,9 @@ from mis_kernels.segments import MIN_TOKENS, IntArray, Segments
 KEYS = 64
 """Keys of a tile: cached tokens at absolute positions, or own keys."""
 
-ROWS = 128
-"""Most rows of a program, query heads of a KV head times new tokens; half as many where heads are wider than `WIDE`."""
-
-WIDE = 128
+ROWS = 64
+"""Most rows of a program, query heads of a KV head times new tokens. With 128, registers spill or programs lack company
+on their multiprocessor (report of 2026-11-27)."""
 
 LEAST_ROWS = 16
 """Matrix units take no fewer."""
@@ -48,8 +47,7 @@ class GpuBlocks(NamedTuple):
     def of(cls, heads: HeadShape) -> "GpuBlocks":
         """Return the blocks of a model with such heads on a device."""
         members = 1 << (heads.group - 1).bit_length()
-        rows = ROWS if heads.head_dim <= WIDE else ROWS // 2
-        return cls(min(MIN_TOKENS, max(1, rows // members)), members)
+        return cls(min(MIN_TOKENS, max(1, ROWS // members)), members)
 
 
 @jax.tree_util.register_dataclass
@@ -61,7 +59,9 @@ class GpuTiles:
         starts: Block `b` visits `starts[b]` to `starts[b + 1]`, `[blocks + 1]`.
         context_id: Context of each visit, `[visits]`.
         reach: Tokens of that context that some row of the block sees, at least 1, `[visits]`.
+        shared: Tiles of that context that every row of the block sees whole, its first ones, `[visits]`.
         own_ranks: Own tiles of each block, `[blocks]`.
+        own_shared: Own tiles of each block that every row of it sees whole, its first ones, `[blocks]`.
         own_keys: New-token index of each key in a block's n-th own tile, or -1, `[ranks, blocks, KEYS]`.
         blocks: What a program computes (static).
     """
@@ -69,7 +69,9 @@ class GpuTiles:
     starts: IntArray
     context_id: IntArray
     reach: IntArray
+    shared: IntArray
     own_ranks: IntArray
+    own_shared: IntArray
     own_keys: IntArray
     blocks: GpuBlocks = dataclasses.field(metadata={"static": True})
 
@@ -104,17 +106,29 @@ def build_tiles(segments: Segments, blocks: GpuBlocks, capacity: tuple[int, ...]
     own_keys = own_tiles(np.asarray(segments.segment_start), blocks.tokens, KEYS)
     # Tiles of a block are filled one after the other, so those with a key are its first.
     own_ranks = (own_keys >= 0).any(2).sum(0).astype(np.int32)
-    context_id, reach = (fit(array, most_visits, "visits of contexts", 0) for array in visits)
+    own_shared = _seen_by_all(own_keys, np.asarray(segments.segment_start), blocks.tokens)
+    context_id, reach, shared = (fit(array, most_visits, "visits of contexts", 0) for array in visits)
     own_keys = fit(own_keys, most_ranks, "own tiles of a block", -1)
-    return GpuTiles(starts, context_id, reach, own_ranks, own_keys, blocks)
+    return GpuTiles(starts, context_id, reach, shared, own_ranks, own_shared, own_keys, blocks)
 
 
 def _visits(context_id: np.ndarray, context_len: np.ndarray, tokens: int) -> tuple[np.ndarray, ...]:
-    """Return the first visit of each block, and context and reach of each visit."""
+    """Return the first visit of each block; then context, reach and shared tiles of each visit."""
     rows = np.flatnonzero(context_len)
     contexts = int(context_id.max(initial=0)) + 1
     pairs, inverse = np.unique((rows // tokens).astype(np.int64) * contexts + context_id[rows], return_inverse=True)
     reach = np.zeros(len(pairs), np.int64)
     np.maximum.at(reach, inverse, context_len[rows])
+    least = np.full(len(pairs), np.iinfo(np.int64).max)
+    np.minimum.at(least, inverse, context_len[rows])
+    shared = np.where(np.bincount(inverse, minlength=len(pairs)) == tokens, least // KEYS, 0)
     starts = np.searchsorted(pairs // contexts, np.arange(len(context_id) // tokens + 1))
-    return tuple(array.astype(np.int32) for array in (starts, pairs % contexts, reach))
+    return tuple(array.astype(np.int32) for array in (starts, pairs % contexts, reach, shared))
+
+
+def _seen_by_all(own_keys: np.ndarray, segment_start: np.ndarray, tokens: int) -> np.ndarray:
+    """Return how many of each block's own tiles every row sees whole; keys of such a tile lie one after the other."""
+    first = np.arange(0, len(segment_start), tokens)
+    latest_start = segment_start.reshape(-1, tokens).max(1)
+    whole = (own_keys >= latest_start[:, None]) & (own_keys <= first[:, None])
+    return np.cumprod(whole.all(2), axis=0).sum(0).astype(np.int32)
