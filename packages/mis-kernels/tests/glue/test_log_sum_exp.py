@@ -1,4 +1,4 @@
-"""The log-sum-exp kernel against SciPy."""
+"""The log-sum-exp of a TPU's kernel and of native logits against SciPy."""
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp
 
-from kernel_cases import EMULATED, SMALL
+from kernel_cases import EMULATED, NEEDS_NATIVE, SMALL
 from mis_kernels.backends import ANY_HEADS, Backend
+from mis_kernels.backends.native import library
+from mis_kernels.backends.native.backend import NativeBackend
+from mis_kernels.backends.native.calls import log_sum_exp
 from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.tpu.head import tpu_log_sum_exp
 from mis_kernels.backends.xla.backend import XlaCpuBackend
@@ -86,3 +89,29 @@ def test_what_does_not_fit_is_refused_and_left_to_others() -> None:
     with pytest.raises(ValueError, match="64 rows of 256 and 300 tokens"):
         tpu_log_sum_exp(jnp.ones((64, EMBED)), jnp.ones((300, EMBED)))
     assert not fuses(XlaCpuBackend(ANY_HEADS, "bfloat16"), 256, 151_936, 1024)
+
+
+def natively(hidden: jax.Array, head: jax.Array) -> np.ndarray:
+    return np.asarray(jax.jit(log_sum_exp)(hidden, head))
+
+
+@NEEDS_NATIVE
+@pytest.mark.parametrize("scale", [0.0, 1.0, 300.0], ids=["equal logits", "usual", "one stands out"])
+def test_that_of_native_logits_is_that_of_scipy(scale: float) -> None:
+    given = arguments(9001, "bfloat16", scale=scale)
+    assert_close(natively(*given), by_scipy(*given))
+
+
+@NEEDS_NATIVE
+def test_that_of_native_logits_has_the_same_bits_beside_any_rows() -> None:
+    hidden, head = arguments(4100, "bfloat16")
+    assert_bits_equal(natively(hidden.at[1:].set(jnp.nan), head)[0], natively(hidden, head)[0])
+
+
+@NEEDS_NATIVE
+def test_heads_that_native_logits_do_not_take_are_left_to_others() -> None:
+    backend = NativeBackend(ANY_HEADS, "bfloat16")
+    assert (backend.log_sum_exp(*arguments(300, "bfloat16", embed=64)) is None) == library.has_tiles()
+    assert backend.normalised_rows == (128 if library.has_tiles() else 32)
+    for vocab, embed, dtype in ((1, 64, "bfloat16"), (300, 48, "bfloat16"), (300, 64, "float32")):
+        assert backend.log_sum_exp(*arguments(vocab, dtype, embed=embed)) is None

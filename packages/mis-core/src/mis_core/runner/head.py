@@ -1,6 +1,6 @@
 """The head, at scored positions only: label logits and, where asked for, normalisers and the most probable tokens.
 
-`[rows, vocab]` is never held. A label's logit is one row of the output projection; a softmax over
+`[rows, vocab]` is held on CPUs for few rows alone. A label's logit is one row of the output projection; a softmax over
 labels needs nothing else. Normalisers stream over the vocabulary with a running maximum (the online
 softmax's, arXiv 1805.02867), and so do the most probable tokens, with the best so far. `sampling` draws next tokens.
 """

@@ -1,5 +1,6 @@
 """The native library as a backend; what it does not take is computed by XLA."""
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Shaped
 
@@ -41,6 +42,18 @@ class NativeProductsBackend(XlaCpuBackend):
     def pack(self, weight: Shaped[np.ndarray, "*stack in out"]) -> PackedWeight:
         """Reorder bits for tile registers, layer by layer."""
         return PackedWeight(np.stack([packed.pack(layer.view(np.uint16)) for layer in weight]))
+
+    @property
+    def normalised_rows(self) -> int:
+        """Without tile registers few, as small requests score: reading the head again costs little."""
+        return super().normalised_rows if library.has_tiles() else 32
+
+    def log_sum_exp(self, hidden: Array, weight: Array) -> Array | None:
+        """Take native logits, where `logits` does."""
+        types = {hidden.dtype, weight.dtype}
+        if types != {jnp.dtype(jnp.bfloat16)} or len(weight) == 1 or not self.takes_few_rows(weight.shape[1]):
+            return None
+        return calls.log_sum_exp(hidden, weight)
 
     def logits(self, hidden: Array, weight: Shaped[Array, "vocab embed"]) -> Float32[Array, "rows vocab"]:
         """Multiply any number of rows; XLA has AMX multiply many."""

@@ -84,6 +84,13 @@ def logits(x: Float[Array, "rows embed"], weight: Shaped[Array, "vocab embed"]) 
     return jax.ffi.ffi_call("mis_logits", out)(to_bits(x), to_bits(weight))
 
 
+def log_sum_exp(x: Float[Array, "rows embed"], weight: Shaped[Array, "vocab embed"]) -> Float32[Array, " rows"]:
+    """Return the log of the sum of the exponentials of each row's `logits`, which are held for all rows at once."""
+    values = logits(x, weight)
+    highest = values.max(1)
+    return highest + jnp.log(norms.row_sum(jnp.exp(values - highest[:, None]))[:, 0])
+
+
 def fits_logits(embed: int) -> bool:
     """Whether rows of logits' products have whole vectors of summands."""
     return embed % (2 * _VECTOR) == 0
