@@ -1,7 +1,8 @@
 """The engine's thread: takes requests from any thread, keeps the device busy, and hands out answers.
 
 While one step runs, the next one is planned and queued behind it, so the device never waits for the
-host; and never more than one, so that a new request gets into the step after the next.
+host; and never more than one, so that a new request gets into the step after the next. Behind a long step
+that is done late (`pace`), and a request that comes before is in the next one.
 """
 
 import dataclasses
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 
 import jax
 
+from mis_core.engine.pace import Pace
 from mis_core.errors import EngineUnavailable
 from mis_core.requests import EngineOutput, GenerateRequest, NewToken, ScoreRequest
 from mis_core.runner.memory import Resident
@@ -139,27 +141,33 @@ class EngineLoop:
 
     def _run(self, runner: Runner) -> None:
         under_way: deque[Running] = deque()
+        pace = Pace()
         while not self._is_closing or under_way:
-            plan = self._next(wait=not under_way)
+            plan = self._next(wait=not under_way, seconds=pace.seconds_to_plan())
             try:
                 if plan is not None:
                     with self._annotated(plan):
                         under_way.append(runner.run(plan))
-                    self._counts["step_tokens"] += runner.size_of(plan)
+                    size = runner.size_of(plan)
+                    pace.begin((size, plan.is_decoding))
+                    self._counts["step_tokens"] += size
                 if under_way and (plan is None or len(under_way) == _UNDER_WAY):
-                    self._finish(under_way.popleft())
+                    self._finish(under_way.popleft(), pace)
             except Exception as error:  # the device's memory may be lost: whoever used it starts again
                 logger.exception("A step failed.")
                 under_way.clear()
+                pace.forget()
                 self._fail(self._scheduler.abort, f"The engine lost this request: {type(error).__name__}.")
                 runner.reset()
         self._fail(lambda: [*self._listeners], "The engine is closed.")
 
-    def _next(self, *, wait: bool) -> StepPlan | None:
-        """Plan a step. None: nothing to plan now, or, if `wait`, the engine closes."""
+    def _next(self, *, wait: bool, seconds: float) -> StepPlan | None:
+        """Plan a step, so many seconds from now. None: nothing to plan then, or, if `wait`, the engine closes."""
         with self._changed:
             if wait:
                 self._changed.wait_for(lambda: self._is_closing or self._scheduler.has_work)
+            elif seconds:
+                self._changed.wait_for(lambda: self._is_closing, seconds)
             if self._is_closing:
                 return None
             with jax.profiler.TraceAnnotation("mis.plan"):
@@ -179,8 +187,9 @@ class EngineLoop:
             requests=" ".join(map(str, dict.fromkeys(reading.owner.id for reading in plan.readings))),
         )
 
-    def _finish(self, running: Running) -> None:
+    def _finish(self, running: Running, pace: Pace) -> None:
         values = running.wait()
+        pace.end()
         self.progress += 1
         with self._changed, jax.profiler.TraceAnnotation("mis.answer"):
             answers: dict[_Waiting, list[tuple[int, EngineOutput | NewToken]]] = defaultdict(list)
