@@ -15,7 +15,7 @@ from declared_bodies import bodies
 from field_tables import DECLARED, PAGES, table, with_tables
 from mis_core.config import EngineConfig
 from mis_core.errors import RequestError
-from mis_core.tasks.classify import CLASSIFY
+from mis_core.tasks.classify.task import CLASSIFY
 from mis_core.tasks.decide.system_one.task import SYSTEM_ONE
 from mis_core.tasks.decide.task import DECIDE
 from mis_core.tasks.fields.body import Body, fields_of, read_body

@@ -8,7 +8,7 @@ writes them into the pages, each after its comment `<!-- fields of ROUTE -->`.
 import re
 from pathlib import Path
 
-from mis_core.tasks.classify import ClassifyBody
+from mis_core.tasks.classify.body import ClassifyBody
 from mis_core.tasks.decide.body import DecisionBody
 from mis_core.tasks.decide.system_one.body import SystemOneBatchBody, SystemOneBody
 from mis_core.tasks.fields.body import Body

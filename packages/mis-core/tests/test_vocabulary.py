@@ -14,7 +14,7 @@ from mis_core import Engine
 from mis_core.checkpoints import gguf_file
 from mis_core.config import EngineConfig
 from mis_core.errors import RequestError
-from mis_core.tasks.classify import CLASSIFY
+from mis_core.tasks.classify.task import CLASSIFY
 from mis_core.tasks.decide.task import DECIDE
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Task

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from mis_core.errors import RequestError
-from mis_core.tasks.classify import CLASSIFY
+from mis_core.tasks.classify.task import CLASSIFY
 from mis_core.tasks.decide.task import DECIDE
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Task

@@ -9,7 +9,7 @@ from scipy.special import expit, softmax
 
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput
-from mis_core.tasks.classify import CLASSIFY, ParsedClassify
+from mis_core.tasks.classify.task import CLASSIFY, ParsedClassify
 from mis_core.tasks.limits import Limits
 from mis_core.tokenization import Tokenizer
 

@@ -15,7 +15,7 @@ from mis_core.engine.loop import EngineLoop, Listener
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, GenerateRequest, ScoreRequest
 from mis_core.runner.memory import Resident
-from mis_core.tasks.classify import CLASSIFY, ClassifyResult
+from mis_core.tasks.classify.task import CLASSIFY, ClassifyResult
 from mis_core.tasks.decide.answers import Decision
 from mis_core.tasks.decide.system_one.answers import SystemOneResult
 from mis_core.tasks.decide.system_one.task import SYSTEM_ONE

@@ -3,7 +3,8 @@
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from mis_core.tasks.classify import CLASSIFY, ClassifyBody, ClassifyResult
+from mis_core.tasks.classify.body import ClassifyBody
+from mis_core.tasks.classify.task import CLASSIFY, ClassifyResult
 from mis_server.model import in_thread_if_large
 from mis_server.schemas.bodies import described
 from mis_server.schemas.classify import EXAMPLES, Classification, ClassifyReply
