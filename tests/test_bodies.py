@@ -16,6 +16,7 @@ from field_tables import DECLARED, PAGES, table, with_tables
 from mis_core.config import EngineConfig
 from mis_core.errors import RequestError
 from mis_core.tasks.classify.task import CLASSIFY
+from mis_core.tasks.classify.token_task import TOKEN_CLASSIFY
 from mis_core.tasks.decide.system_one.task import SYSTEM_ONE
 from mis_core.tasks.decide.task import DECIDE
 from mis_core.tasks.fields.body import Body, fields_of, read_body
@@ -158,6 +159,7 @@ def fault(route: str, fields: dict[str, Any], tokenizer: Tokenizer) -> tuple[str
 
 LIMITS = Limits(context_length=1000, vocab_size=1 << 20)
 WITH_HEAD = replace(LIMITS, head_labels=("no", "yes"))
+OF_TOKENS = replace(WITH_HEAD, only_task="token_classify")
 
 
 def parse(task: Task[Any, Any]) -> Callable[[dict[str, Any], Tokenizer], object]:
@@ -168,6 +170,7 @@ PARSE: dict[str, Callable[[dict[str, Any], Tokenizer], object]] = {
     "/v1/score": parse(SCORE),
     "/v1/rerank": parse(RERANK),
     "/v1/classify": lambda fields, tokenizer: CLASSIFY.parse(fields, tokenizer, WITH_HEAD, ("m",)),
+    "/v1/token_classify": lambda fields, tokenizer: TOKEN_CLASSIFY.parse(fields, tokenizer, OF_TOKENS, ("m",)),
     "/v1/completions": parse(COMPLETE),
     "/v1/decisions": parse(DECIDE),
     "/v1/systemone": parse(SYSTEM_ONE),

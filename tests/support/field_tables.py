@@ -27,6 +27,7 @@ DECLARED: dict[str, type[Body]] = {
     "/v1/systemone": SystemOneBody,
     "/v1/systemone/batch": SystemOneBatchBody,
     "/v1/classify": ClassifyBody,
+    "/v1/token_classify": ClassifyBody,
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
     "/tokenize": TokenizeBody,

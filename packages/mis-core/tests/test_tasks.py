@@ -18,6 +18,7 @@ MODELS = {
     "base": (None, LIMITS),
     "qwen3": (None, replace(LIMITS, architecture="Qwen3ForCausalLM")),
     "classifier": (ChatTemplate("{{ messages }}"), CLASSIFIER),
+    "of tokens": (None, replace(CLASSIFIER, only_task="token_classify")),
     "many classes": (None, replace(LIMITS, head_labels=("good", "bad", "other"))),
 }
 
@@ -33,6 +34,7 @@ def test_tasks_follow_from_template_and_head():
     assert tasks_of(*model("qwen3")) == ("score", "rerank", "decide", "complete")
     assert tasks_of(*model("classifier")) == ("score", "rerank", "classify")
     assert tasks_of(*model("many classes")) == ("score", "classify")
+    assert tasks_of(*model("of tokens")) == ("token_classify",)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -50,6 +52,8 @@ def test_a_task_is_refused_exactly_where_it_is_not_listed(task, name):
     ("task", "name", "help"),
     [
         ("classify", "chat", "/v1/decisions"),
+        ("classify", "of tokens", "/v1/token_classify"),
+        ("token_classify", "classifier", "Qwen3ForTokenClassification"),
         ("chat", "base", "--chat-template"),
         ("complete", "classifier", "language model"),
         ("rerank", "base", "--rerank-template"),

@@ -15,6 +15,7 @@ from mis_core.checkpoints import gguf_file
 from mis_core.config import EngineConfig
 from mis_core.errors import RequestError
 from mis_core.tasks.classify.task import CLASSIFY
+from mis_core.tasks.classify.token_task import TOKEN_CLASSIFY
 from mis_core.tasks.decide.task import DECIDE
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Task
@@ -75,6 +76,7 @@ TEXTS: dict[str, tuple[Task[Any, Any], dict[str, Any], dict[str, tuple[dict[str,
         },
     ),
     "classify": (CLASSIFY, {"input": GOOD}, {"input[1]": ({"input": [GOOD, BAD]}, "input")}),
+    "token_classify": (TOKEN_CLASSIFY, {"input": GOOD}, {"input[1]": ({"input": [GOOD, BAD]}, "input")}),
 }
 """By the name of a task: it, fields that are answered, and what is called bad with these changes, with the field."""
 
@@ -96,7 +98,11 @@ def tokenizer(checkpoint: Path, larger: Path) -> Tokenizer:
 
 
 def limits_of(task: str) -> Limits:
-    return replace(LIMITS, head_labels=("bad", "good")) if task == "classify" else LIMITS
+    if not task.endswith("classify"):
+        return LIMITS
+    return replace(
+        LIMITS, head_labels=("bad", "good"), only_task="token_classify" if task == "token_classify" else None
+    )
 
 
 def refusal(work: Callable[[], object]) -> RequestError:

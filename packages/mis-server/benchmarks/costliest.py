@@ -8,6 +8,7 @@ from typing import Any
 
 from mis_core.errors import RequestError
 from mis_core.tasks.classify.task import CLASSIFY
+from mis_core.tasks.classify.token_task import TOKEN_CLASSIFY
 from mis_core.tasks.decide.task import DECIDE
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Task
@@ -26,6 +27,7 @@ _PATHS: dict[str, Task[Any, Any]] = {
     "/v1/completions": COMPLETE,
     "/v1/chat/completions": CHAT,
     "/v1/classify": CLASSIFY,
+    "/v1/token_classify": TOKEN_CLASSIFY,
 }
 _KEPT = 2  # of each route and lane
 
@@ -87,6 +89,6 @@ def _candidates(path: str, most: int) -> Iterator[dict[str, Any]]:
             case "/v1/chat/completions":
                 yield {"messages": [{"role": "user", "content": run}] * min(count, 4096), "max_tokens": 1}
                 yield {"messages": [{"role": "user", "content": ""}] * 4096, "max_tokens": 1}
-            case "/v1/classify":
+            case "/v1/classify" | "/v1/token_classify":
                 yield {"input": [run] * min(count, 20_000)}
                 yield {"input": ["a"] * min(most // 8, 20_000)}

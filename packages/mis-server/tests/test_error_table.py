@@ -16,6 +16,7 @@ from mis_core.tasks.fields.described import without_effect
 from mis_core.tasks.text.bodies import ChatBody
 from mis_server.errors import ERRORS
 from mis_server.schemas.system_one import PATHS
+from route_bodies import serves
 
 Body = Callable[..., dict[str, Any]]
 Connect = Callable[..., httpx.Client]
@@ -41,6 +42,7 @@ class Cause:
     headers: dict[str, str] = field(default_factory=dict)
     flags: dict[str, Any] = field(default_factory=dict)
     head_labels: tuple[str, ...] = ()
+    only_task: str | None = None
     has_template: bool = True
 
 
@@ -106,6 +108,7 @@ BODIES = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": {"prompt": ["A cat.", "A dog."], "max_tokens": 1},
     "/v1/classify": {"input": ["A cat.", "A dog."]},
+    "/v1/token_classify": {"input": ["A cat.", "A dog."]},
 }
 FAILURES = {
     "deadline_exceeded": RequestError("deadline_exceeded", "Too late."),
@@ -117,9 +120,8 @@ FAILURES = {
 
 def task_error(code: str, path: str, param: str | None = None, **fields: Any) -> Cause:
     """What is wrong with a right body: the model, the server's limits, or the engine."""
-    head_labels = ("bad", "good") if path == "/v1/classify" else ()
     content = json.dumps(BODIES[path]).encode()
-    return Cause(code, path=path, param=param, content=content, **{"head_labels": head_labels} | fields)
+    return Cause(code, path=path, param=param, content=content, **serves(path) | fields)
 
 
 CAUSES = [
@@ -259,6 +261,8 @@ CAUSES = [
     task_error("task_not_supported", "/v1/completions", "model", head_labels=("bad", "good")),
     task_error("task_not_supported", "/v1/decisions", "model", head_labels=("bad", "good")),
     task_error("task_not_supported", "/v1/classify", "model", head_labels=()),
+    task_error("task_not_supported", "/v1/token_classify", "model", only_task=None),
+    task_error("task_not_supported", "/v1/classify", "model", only_task="token_classify"),
     task_error("task_not_supported", "/v1/rerank", "model", has_template=False),
     task_error("task_not_supported", "/v1/rerank", "model", head_labels=("bad", "good", "best")),
     task_error("too_many_items", "/v1/rerank", "documents", options={"max_items_per_request": 1}),
@@ -270,6 +274,7 @@ CAUSES = [
     task_error("too_many_tokens", "/v1/chat/completions", "messages", options={"max_request_tokens": 2}),
     task_error("too_many_tokens", "/v1/completions", "prompt", options={"max_request_tokens": 2}),
     task_error("too_many_tokens", "/v1/classify", "input", options={"max_request_tokens": 2}),
+    task_error("too_many_tokens", "/v1/token_classify", "input", options={"max_request_tokens": 2}),
     replace(rerank_error("too_many_tokens", documents=["a" * 99]), options={"max_text_characters": 99}),
     task_error("too_many_tokens", "/v1/decisions", "input", options={"max_text_characters": 6}),
     task_error("too_many_tokens", "/v1/completions", "prompt", options={"max_text_characters": 9}),
@@ -410,7 +415,8 @@ def test_a_cause_gets_its_code(
         monkeypatch.setattr(tokenizer, "chat_template", None)
     http, pretended = shared(engine_options=cause.flags, **cause.options)
     pretended.error = cause.engine
-    pretended.info = msgspec.structs.replace(pretended.info, head_labels=cause.head_labels)
+    served = {"head_labels": cause.head_labels, "only_task": cause.only_task}
+    pretended.info = msgspec.structs.replace(pretended.info, **served)
     body = {name: value for name, value in score_body(**cause.changes).items() if value is not GONE}
     content = json.dumps(body).encode() if cause.content is None else cause.content
     headers = {"content-type": "application/json"} | cause.headers

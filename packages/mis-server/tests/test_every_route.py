@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
 from fastapi import FastAPI
@@ -132,6 +133,7 @@ VARIATIONS: dict[str, list[Body]] = {
         each | more for each in BOTH for more in ({}, {"labels": None}, {"logprobs": True}, {"max_tokens": 1})
     ],
     "/v1/classify": [{}, {"use_activation": False}],
+    "/v1/token_classify": [{}, {"input": [5, 6]}],
     "/tokenize": [{}, {"return_token_strs": True}],
     "/detokenize": [{}],
 }
@@ -140,6 +142,9 @@ VARIATIONS: dict[str, list[Body]] = {
 NOT_JSON = {"/metrics"}
 
 NULLS: dict[str, dict[str, str]] = {
+    "/v1/token_classify": {
+        f"data[].tokens[].{name}": "where ids were sent; there is no text then" for name in ("text", "start", "end")
+    },
     "/v1/score": {
         "token_logprobs": "SGLang's, where they are not asked for; the contract has it",
         "scores[]": "an item that was not scored",
@@ -215,7 +220,6 @@ def replies(http: httpx.Client, path: str, method: str) -> Iterator[Any]:
 def every_null(app: FastAPI, connected: Any, pretended: Any, tokenizers: Any) -> dict[str, set[str]]:
     """Where the replies of each route have null, before the engine is ready, too."""
     language_model = pretended.info
-    classifier = Ready(vocab_size=1024, context_length=256, head_labels=("no", "yes"))
     pretended.placements = np.array([[0, 0, 0, -1, 3, 0], [0, 0, 3, 0, 2, 3]], np.int32)
     found: dict[str, set[str]] = {}
     with connected(pretended, tokenizers) as http:
@@ -224,7 +228,7 @@ def every_null(app: FastAPI, connected: Any, pretended: Any, tokenizers: Any) ->
                 if path.startswith(("/playground", "/openapi")):
                     continue
                 here = found.setdefault(SAME.get(path, path), set())
-                for info in [classifier if path.endswith("classify") else language_model] + [None] * (method == "GET"):
+                for info in [msgspec.structs.replace(language_model, **serves(path))] + [None] * (method == "GET"):
                     pretended.info = info
                     here.update(place for reply in replies(http, path, method) for place in nulls(reply))
     return found

@@ -29,7 +29,7 @@ from mis_core.process.wire import Ready
 from mis_core.requests import EngineOutput, GenerateRequest, NewToken, ScoreRequest
 from mis_server.errors import ERRORS
 from mis_server.settings import ServerConfig
-from route_bodies import BODIES, SHOWING
+from route_bodies import BODIES, SHOWING, serves
 from served_app import served_app
 
 
@@ -39,8 +39,8 @@ class Answering:
     ready = True
     in_flight = restarts = 0
 
-    def __init__(self, head_labels: tuple[str, ...] = ()) -> None:
-        self.info = Ready(vocab_size=1024, context_length=256, head_labels=head_labels)
+    def __init__(self, **served: Any) -> None:
+        self.info = Ready(vocab_size=1024, context_length=256, **served)
 
     async def score(self, request: ScoreRequest) -> EngineOutput:
         assert request.item_starts[-1] == len(request.item_tokens)
@@ -85,7 +85,13 @@ def _app(tokenizers: Any) -> Any:
 @pytest.fixture(scope="module")
 def with_head(tokenizers: Any) -> Any:
     """An application of a model with a classification head."""
-    return served_app(Answering(head_labels=("no", "yes")), CONFIG, tokenizers)
+    return served_app(Answering(**serves("/v1/classify")), CONFIG, tokenizers)
+
+
+@pytest.fixture(scope="module")
+def of_tokens(tokenizers: Any) -> Any:
+    """An application of a model with a head that labels tokens."""
+    return served_app(Answering(**serves("/v1/token_classify")), CONFIG, tokenizers)
 
 
 # A request of the right form may still be wrong: an id above the vocabulary, labels given twice.
@@ -194,9 +200,10 @@ CONTRACT_ERRORS = {400, 404, 413, 415, 422}
 
 @pytest.mark.parametrize("route", DECLARED)
 def test_any_body_of_a_declaration_gets_its_reply_or_the_envelope(
-    app: Any, with_head: Any, check_score_reply: Check, route: str
+    app: Any, with_head: Any, of_tokens: Any, check_score_reply: Check, route: str
 ) -> None:
-    apps = {"/v1/classify": [with_head], "/v1/rerank": [app, with_head]}.get(route, [app])
+    with_heads = {"/v1/classify": [with_head], "/v1/token_classify": [of_tokens], "/v1/rerank": [app, with_head]}
+    apps = with_heads.get(route, [app])
     fields = [len(declared.__struct_fields__) for declared in DECLARED.values()]
 
     @settings(fuzz, max_examples=round(400 * len(DECLARED[route].__struct_fields__) / sum(fields)))
@@ -262,6 +269,13 @@ def check_labels(body: dict[str, Any], reply: Reply) -> None:
     assert {(each["label"], each["num_classes"], len(each["probs"])) for each in reply["data"]} == {("no", 2, 2)}
 
 
+def check_token_labels(body: dict[str, Any], reply: Reply) -> None:
+    assert [each["index"] for each in reply["data"]] == list(range(prompts(body["input"])))
+    tokens = [token for each in reply["data"] for token in each["tokens"]]
+    assert len(tokens) == reply["usage"]["prompt_tokens"]
+    assert {(token["label"], len(token["probs"])) for token in tokens} == {("no", 2)}
+
+
 def check_answers(body: dict[str, Any], reply: Reply) -> None:
     assert len(reply["answers"]) == len(body["questions"])
 
@@ -305,6 +319,7 @@ REPLIES: dict[str, Callable[[dict[str, Any], Reply], None]] = {
     "/v1/systemone": check_ids,
     "/v1/systemone/batch": check_lines,
     "/v1/classify": check_labels,
+    "/v1/token_classify": check_token_labels,
     "/v1/completions": check_choices,
     "/v1/chat/completions": check_choices,
     "/tokenize": check_tokens,

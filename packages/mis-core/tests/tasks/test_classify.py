@@ -10,12 +10,15 @@ from scipy.special import expit, softmax
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput
 from mis_core.tasks.classify.task import CLASSIFY, ParsedClassify
+from mis_core.tasks.classify.token_task import TOKEN_CLASSIFY
 from mis_core.tasks.limits import Limits
 from mis_core.tokenization import Tokenizer
 
 LIMITS = Limits(
     context_length=32, vocab_size=1000, max_items=3, max_request_tokens=40, head_labels=("bad", "fair", "good")
 )
+
+OF_TOKENS = dataclasses.replace(LIMITS, only_task="token_classify")
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +110,28 @@ def test_a_language_model_says_what_it_lacks() -> None:
     with pytest.raises(RequestError, match=r"no classification head; .* Qwen3ForSequenceClassification") as caught:
         CLASSIFY.parse({"input": [1]}, None, dataclasses.replace(LIMITS, head_labels=()), None)
     assert caught.value.code == "task_not_supported"
+
+
+def test_the_head_of_a_tokens_labels_is_read_at_every_token(tokenizer: Tokenizer) -> None:
+    texts = ["The quick", "<|begin_of_text|>x"]
+    parsed = TOKEN_CLASSIFY.parse({"input": texts}, tokenizer, OF_TOKENS, None)
+    (request,) = parsed.requests
+    lens = [len(tokenizer.encode(text)) for text in texts]
+    assert request.read_lens is not None
+    assert request.read_lens.tolist() == lens
+    assert request.item_tokens.tolist() == [token for text in texts for token in tokenizer.encode(text).tolist()]
+    values = np.arange(3 * sum(lens), dtype=np.float32).reshape(-1, 3)
+    result = TOKEN_CLASSIFY.finish(parsed, (EngineOutput(values, None),))
+    np.testing.assert_allclose(result.probabilities, softmax(values.astype(float), axis=1), rtol=1e-6)
+    first, second = result
+    assert [(token.text, token.start, token.end) for token in first][:2] == [("", 0, 0), ("The", 0, 3)]
+    assert [token.text for token in second] == ["<|begin_of_text|>", "x"]  # it begins with what would be added
+    assert {token.label for token in first} == {"good"}
+
+
+def test_values_of_more_tokens_than_a_request_may_have_are_refused() -> None:
+    limits = dataclasses.replace(OF_TOKENS, max_scores=9)
+    TOKEN_CLASSIFY.parse({"input": [[1, 2], [3]]}, None, limits, None)
+    with pytest.raises(RequestError, match="4 tokens, each of which has 3 labels; at most 3 are allowed") as caught:
+        TOKEN_CLASSIFY.parse({"input": [[1, 2], [3, 4]]}, None, limits, None)
+    assert (caught.value.code, caught.value.param) == ("too_many_tokens", "input")

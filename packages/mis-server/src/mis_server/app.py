@@ -31,6 +31,7 @@ from mis_server.routes import (
     score,
     system_one,
     system_one_batch,
+    token_classify,
     tokens,
 )
 from mis_server.routes.playground import router_of
@@ -77,6 +78,7 @@ def create_app(model: Model, settings: ServerConfig) -> FastAPI:
         system_one,
         system_one_batch,
         classify,
+        token_classify,
         chat,
         completions,
         models,

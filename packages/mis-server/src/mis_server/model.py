@@ -170,7 +170,7 @@ class Model(Service[bytes | Fields]):
                 head_labels=info.head_labels,
                 head_activation=info.head_activation,
                 architecture=info.architecture,
-                has_vocabulary_head=info.has_vocabulary_head,
+                only_task=info.only_task,
                 signs=info.signs,
                 choice_order=config.choice_order,
                 rerank_recipe=config.rerank_recipe,

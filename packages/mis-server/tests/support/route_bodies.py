@@ -46,6 +46,8 @@ BODIES: dict[str, Body] = {
     "/chat/completions": CHAT,
     "/v1/classify": CLASSIFY,
     "/classify": CLASSIFY,
+    "/v1/token_classify": CLASSIFY,
+    "/token_classify": CLASSIFY,
 }
 """A body for each route that computes something of texts."""
 
@@ -79,4 +81,7 @@ def paths(app: FastAPI, method: str) -> set[str]:
 
 def serves(path: str) -> dict[str, Any]:
     """What is served at a path: a model with a classification head where that is needed."""
-    return {"head_labels": ("no", "yes")} if path.endswith("classify") else {}
+    if not path.endswith("classify"):
+        return {}
+    only = {"only_task": "token_classify"} if path.endswith("token_classify") else {}
+    return {"head_labels": ("no", "yes"), **only}

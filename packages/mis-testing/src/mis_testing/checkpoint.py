@@ -69,7 +69,8 @@ def divided_checkpoint(folder: Path, shape: str, divisor: int) -> None:
 def config_json(shape: CheckpointShape, vocab_size: int) -> dict[str, Any]:
     """Return the content of `config.json`."""
     tokenizer, habits = build_tokenizer(shape.family), HABITS[shape.family]
-    head = "ForSequenceClassification" if shape.head_labels else "ForCausalLM"
+    classifier = f"For{'Token' if shape.labels_tokens else 'Sequence'}Classification"
+    head = classifier if shape.head_labels else "ForCausalLM"
     config: dict[str, Any] = {
         "architectures": [_ARCHITECTURES[shape.family] + head],
         "model_type": shape.family,

@@ -29,13 +29,16 @@ class PointwiseOracle:
 
     def __init__(self, path: str | Path, dtype: str = "float32", attention: Literal["eager", "sdpa"] = "eager") -> None:
         torch = _import_torch()
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoModelForSequenceClassification as OfSequences
+        from transformers import AutoModelForTokenClassification as OfTokens
 
         self.dtype = dtype
         self._torch = torch
         architectures = AutoConfig.from_pretrained(path).architectures or [""]
-        classifies = architectures[0].endswith("ForSequenceClassification")
-        model, info = (AutoModelForSequenceClassification if classifies else AutoModelForCausalLM).from_pretrained(
+        heads = {"ForSequenceClassification": OfSequences, "ForTokenClassification": OfTokens}
+        found = (head for name, head in heads.items() if architectures[0].endswith(name))
+        model, info = next(found, AutoModelForCausalLM).from_pretrained(
             path, dtype=getattr(torch, dtype), attn_implementation=attention, output_loading_info=True
         )
         faults = {kind: sorted(names) for kind, names in info.items() if names}
@@ -83,11 +86,14 @@ class PointwiseOracle:
             return torch.log_softmax(output.logits[0, -1].float(), dim=-1).numpy()
 
     def head_values(self, sequences: Sequence[Sequence[int]]) -> Float32[np.ndarray, "sequences labels"]:
-        """Return the values of a classification head at the end of each sequence."""
+        """Return the values of a classification head at the end of each sequence, or of one of tokens at every token.
+
+        Those of tokens lie one after the other, `[tokens, labels]`.
+        """
         torch = self._torch
         with torch.inference_mode():
             rows = [self._model(torch.tensor([list(sequence)]), use_cache=False).logits[0] for sequence in sequences]
-        return torch.stack(rows).float().numpy()
+        return (torch.cat if rows[0].ndim == 2 else torch.stack)(rows).float().numpy()
 
     def score(
         self,

@@ -54,6 +54,7 @@ class CheckpointShape:
         no_rope_layers: 0 for each layer without RoPE, 1 for others; for `smollm3`. None leaves it to the interval.
         no_rope_layer_interval: Every so many layers one has no RoPE; for `smollm3`.
         head_labels: Names of the rows of a classification head, which then replaces the language model's.
+        labels_tokens: Whether that head labels every token; then its rows have biases.
         dtype: Type of the stored weights.
         shards: Number of safetensors files; more than one come with an index.
         seed: Seed of the weights. A tensor's values depend on it and on the tensor's name and shape only.
@@ -81,6 +82,7 @@ class CheckpointShape:
     no_rope_layers: tuple[int, ...] | None = None
     no_rope_layer_interval: int = 4
     head_labels: tuple[str, ...] = ()
+    labels_tokens: bool = False
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     shards: int = 1
     seed: int = 0

@@ -63,6 +63,8 @@ def tensor_specs(shape: CheckpointShape, vocab_size: int) -> Iterator[TensorSpec
     yield TensorSpec("model.norm.weight", (hidden,), 0.1 * final_scale, final_scale, signed=True)
     if shape.head_labels:
         yield TensorSpec("score.weight", (len(shape.head_labels), hidden), 1.0)
+        if shape.labels_tokens:
+            yield TensorSpec("score.bias", (len(shape.head_labels),), 1.0)
     elif not shape.tie_word_embeddings:
         yield TensorSpec("lm_head.weight", (vocab_size, hidden), 1.0)
 

@@ -16,6 +16,7 @@ from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, GenerateRequest, ScoreRequest
 from mis_core.runner.memory import Resident
 from mis_core.tasks.classify.task import CLASSIFY, ClassifyResult
+from mis_core.tasks.classify.token_task import TOKEN_CLASSIFY, TokenClassifyResult
 from mis_core.tasks.decide.answers import Decision
 from mis_core.tasks.decide.system_one.answers import SystemOneResult
 from mis_core.tasks.decide.system_one.task import SYSTEM_ONE
@@ -128,6 +129,23 @@ class Engine:
     async def classify_async(self, input: Any, **options: Any) -> ClassifyResult:
         """`classify` for asyncio: the event loop stays free, and cancelling the task frees the device."""
         return await self._ask_async(CLASSIFY, input=input, **options)
+
+    def token_classify(self, input: str | Sequence[Any], **options: Any) -> TokenClassifyResult:
+        """Label every token of whole sequences by the model's head.
+
+        Args:
+            input: A text, texts, token ids of one sequence, or of several.
+            options: The other fields of the HTTP body, as of `classify`.
+
+        Raises:
+            RequestError: the request breaks the contract, or the model has no such head; nothing was computed.
+            EngineUnavailable: the engine is closed, or lost this request to a fault of the device.
+        """
+        return self._ask(TOKEN_CLASSIFY, input=input, **options)
+
+    async def token_classify_async(self, input: Any, **options: Any) -> TokenClassifyResult:
+        """`token_classify` for asyncio: the event loop stays free, and cancelling the task frees the device."""
+        return await self._ask_async(TOKEN_CLASSIFY, input=input, **options)
 
     @overload
     def decide(self, input: str | Sequence[Any], questions: Sequence[Any], **options: Any) -> Decision: ...

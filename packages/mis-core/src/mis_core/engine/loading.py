@@ -143,7 +143,7 @@ def _limits(config: EngineConfig, model: ModelConfig, checkpoint: Checkpoint, co
         head_labels=model.head_labels,
         head_activation=model.head_activation,
         architecture=model.architecture,
-        has_vocabulary_head=model.has_vocabulary_head,
+        only_task=model.only_task,
         signs=checkpoint.signs(),
         choice_order=config.choice_order,
         rerank_recipe=config.rerank_recipe,

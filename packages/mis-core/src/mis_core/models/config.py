@@ -7,7 +7,7 @@ that would change the arithmetic and is not understood here is refused by name, 
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mis_core.checkpoints import Checkpoint, open_checkpoint
 from mis_core.checkpoints.decision_files import text_settings
@@ -35,7 +35,8 @@ class Family:
         tied: Whether the head is the embedding where it is silent.
         window: Width of the sliding window where it is silent, in tokens; None: no layer slides.
         nope_interval: Every so many layers one has no RoPE where it is silent; None: all have.
-        classifies: The head is `score.weight`, a row for each label of `id2label`, without bias; never the embedding.
+        classifies: The head is `score.weight`, a row for each label of `id2label`; never the embedding.
+        of_tokens: Every token has such labels, not a sequence as a whole. Then rows have biases, `score.bias`.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Family:
     window: int | None = None
     nope_interval: int | None = None
     classifies: bool = False
+    of_tokens: bool = False
 
 
 _BIASES = ("attention_bias", "mlp_bias")
@@ -63,10 +65,13 @@ _DECODERS = (
     Family("SmolLM3", (*_BIASES, *_WINDOWS[:2], *_NOPE), theta=2e6, tied=True, nope_interval=4),
 )
 FAMILIES = {f"{family.name}ForCausalLM": family for family in _DECODERS} | {
-    f"{family.name}ForSequenceClassification": replace(family, classifies=True) for family in _DECODERS
+    f"{family.name}For{kind}Classification": replace(family, classifies=True, of_tokens=kind == "Token")
+    for family in _DECODERS
+    for kind in ("Sequence", "Token")
 }
 _BARE = {f"{family.name}Model": family for family in _DECODERS}  # without a head, which another takes the place of
-_KNOWN = f"{', '.join(family.name for family in _DECODERS)}; each as ForCausalLM and ForSequenceClassification"
+_HEADS = "each as ForCausalLM, ForSequenceClassification and ForTokenClassification"
+_KNOWN = f"{', '.join(family.name for family in _DECODERS)}; {_HEADS}"
 
 # How a classifier's probabilities are made where `problem_type` is silent: softmax, or sigmoid of a single row.
 _ACTIVATIONS: dict[str, Activation] = {
@@ -132,6 +137,13 @@ class ModelConfig:
     architecture: str = ""
     decision: DecisionRows | None = None
     has_vocabulary_head: bool = True
+
+    @property
+    def only_task(self) -> Literal["decide", "token_classify"] | None:
+        """The one task that the model's head is for; None where it has others, too."""
+        if self.family.of_tokens:
+            return "token_classify"
+        return None if self.has_vocabulary_head else "decide"
 
     @property
     def attention(self) -> HeadShape:

@@ -190,6 +190,8 @@ class Decoder(nnx.Module):
         self.norm = nnx.Param(jnp.zeros(config.embed, dtype))
         if not config.tied:
             self.head = nnx.Param(jnp.zeros((config.head_rows, config.embed), dtype))
+        if config.family.of_tokens:
+            self.head_bias = nnx.Param(jnp.zeros(config.head_rows, dtype))
         if config.decision is not None:  # in float32, whatever the others are: they are few
             self.decision_head = nnx.Param(jnp.zeros((config.decision.count, config.embed), jnp.float32))
             if config.decision.has_bias:

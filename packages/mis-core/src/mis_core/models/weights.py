@@ -74,6 +74,8 @@ def tensors_of(config: ModelConfig, tensor_parallel: int = 1) -> Iterator[Tensor
     if not config.tied:
         name = "score.weight" if config.family.classifies else _HEAD
         yield Tensor(name, (config.head_rows, config.embed), ("head",), _copy)
+    if config.family.of_tokens:
+        yield Tensor("score.bias", (config.head_rows,), ("head_bias",), _copy)
     if config.decision is not None:
         yield Tensor(_ROWS, (config.decision.count, config.embed), ("decision_head",), _copy)
         if config.decision.has_bias:

@@ -74,7 +74,7 @@ def run(connection: socket.socket, make_engine: EngineFactory) -> int:
         head_labels=limits.head_labels,
         head_activation=limits.head_activation,
         architecture=limits.architecture,
-        has_vocabulary_head=limits.has_vocabulary_head,
+        only_task=limits.only_task,
         signs=limits.signs,
         created=engine.created,
         parts=engine.parts,

@@ -145,7 +145,7 @@ class Ready(_Message, frozen=True):
         head_labels: As in `Limits`.
         head_activation: As in `Limits`.
         architecture: As in `Limits`.
-        has_vocabulary_head: As in `Limits`.
+        only_task: As in `Limits`.
         signs: As in `Limits`.
         created: When the checkpoint's settings were written, in seconds since 1970.
         parts: What the model is made of.
@@ -157,7 +157,7 @@ class Ready(_Message, frozen=True):
     head_labels: tuple[str, ...] = ()
     head_activation: Activation = "softmax"
     architecture: str = ""
-    has_vocabulary_head: bool = True
+    only_task: Literal["decide", "token_classify"] | None = None
     signs: Signs = NO_SIGNS
     created: int = 0
     parts: tuple[ModelPart, ...] = ()

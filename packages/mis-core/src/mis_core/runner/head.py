@@ -37,6 +37,8 @@ def label_logits(
         weights = from_bits(head[own]).astype(jnp.float32)
         rows = hidden[pair_row].astype(jnp.float32)
         logits = (rows * weights).sum(-1)
+        if decoder.config.family.of_tokens:
+            logits = logits + from_bits(decoder.head_bias[...][own]).astype(jnp.float32)
         if decision is None:
             return logits
         row = jnp.maximum(pair_label - len(head), 0)

@@ -1,6 +1,7 @@
 """What one request may ask for."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Integer
@@ -10,8 +11,10 @@ from mis_core.config import Activation, ChoiceOrder
 from mis_core.errors import RequestError
 from mis_core.tokenization import MAX_CHARACTERS
 
-ONLY_DECIDES = "This model has nothing but a decision head; it decides, and has no other task."
-"""Why it has not."""
+_ONLY = {
+    "decide": "This model has nothing but a decision head; it decides, and has no other task.",
+    "token_classify": "This model has a head that labels tokens, for POST /v1/token_classify, and no other task.",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +37,7 @@ class Limits:
             then rows of the head.
         head_activation: What makes probabilities of its values.
         architecture: Name of the model's class in `config.json`, such as `Qwen3ForCausalLM`.
-        has_vocabulary_head: Whether next tokens can be told; without, the model only decides, by its decision head.
+        only_task: The one task that the model's head is for; None: that depends on the task.
         signs: What the checkpoint says it was made for.
         choice_order: In which order decisions read options unless a request says otherwise.
         rerank_recipe: Name of the recipe of rerank that the operator chose; None: by these signs.
@@ -53,7 +56,7 @@ class Limits:
     head_labels: tuple[str, ...] = ()
     head_activation: Activation = "softmax"
     architecture: str = ""
-    has_vocabulary_head: bool = True
+    only_task: Literal["decide", "token_classify"] | None = None
     signs: Signs = NO_SIGNS
     choice_order: ChoiceOrder = "given"
     rerank_recipe: str | None = None
@@ -66,6 +69,10 @@ class Limits:
         follows. The rest is for what tasks tokenise by themselves, such as their prompts and codes.
         """
         return 4 * self.max_text_characters + (1 << 16)
+
+    def why_not(self, task: str) -> str | None:
+        """Return why the model has a head for another task only; None if it has not."""
+        return None if self.only_task is None or self.only_task == task else _ONLY[self.only_task]
 
     def check_tokens(self, count: int, what: str, param: str) -> None:
         """Refuse more tokens than a request may have; the message says what has them, such as `The prompts`.

@@ -1,11 +1,11 @@
 """Which tasks a model has: the one place that knows."""
 
 from mis_core.errors import RequestError
-from mis_core.tasks.limits import ONLY_DECIDES, Limits
+from mis_core.tasks.limits import Limits
 from mis_core.tasks.recipes.recognition import rerank_recipe
 from mis_core.tokenization import Tokenizer
 
-TASKS = ("score", "rerank", "decide", "complete", "chat", "classify")
+TASKS = ("score", "rerank", "decide", "complete", "chat", "classify", "token_classify")
 """Names of all tasks."""
 
 _LANGUAGE = ("decide", "complete", "chat")
@@ -29,8 +29,13 @@ def check_task(task: str, tokenizer: Tokenizer | None, limits: Limits) -> None:
 
 
 def _why_not(task: str, tokenizer: Tokenizer | None, limits: Limits) -> str | None:
-    if task != "decide" and not limits.has_vocabulary_head:
-        return ONLY_DECIDES
+    if other := limits.why_not(task):
+        return other
+    if task == "token_classify" and limits.only_task != task:
+        return (
+            "This model has no head that labels tokens; /v1/token_classify needs one, such as that of "
+            "Qwen3ForTokenClassification."
+        )
     if task == "classify" and not limits.head_labels:
         return (
             "This model has no classification head; /v1/classify needs one, such as that of "

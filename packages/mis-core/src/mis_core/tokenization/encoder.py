@@ -95,6 +95,22 @@ class Encoder:
         """Return the ids of a text; no special tokens are added."""
         return self.encoding(text).ids
 
+    def spans(
+        self, text: str, special: bool
+    ) -> tuple[Int32[np.ndarray, " tokens"], Int32[np.ndarray, "tokens columns"]]:
+        """Return the ids that `encode_all` returns for a text, and the library's offsets of each: begin and end."""
+        encoding = self.encoding(text, special and self.frame is None)
+        ids = np.array(encoding.ids, np.int32)
+        bounds = np.array(encoding.offsets, np.int32).reshape(-1, 2)
+        if not special or self.frame is None:
+            return ids, bounds
+        before, after = self.frame
+        lens = np.array([len(ids)])
+        if begin_with(ids, lens, before)[0]:
+            return ids, bounds
+        whole, _ = framed(ids, lens, before, after, np.array([True]))
+        return whole, np.pad(bounds, ((len(before), len(after)), (0, 0)))
+
     def encode_all(
         self, texts: Iterator[str], typical_len: int, count: int, special: bool
     ) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " items"]]:

@@ -120,6 +120,30 @@ class TextTokenizer:
         self.vocabulary.sort_out(tokens, lens, field)
         return tokens, lens
 
+    def encode_with_spans(
+        self, texts: Sequence[str], add_special_tokens: bool = True, *, field: str = "text"
+    ) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " texts"], Int32[np.ndarray, "tokens columns"]]:
+        """Return what `encode_all` returns, and the tokenizer's offsets of each token.
+
+        They are its first character in its text and the first one after it; of tokens that are added both are 0.
+
+        Args:
+            texts: The texts, at least one.
+            add_special_tokens: Whether any are added.
+            field: What holds the texts in the request.
+
+        Raises:
+            RequestError: `token_id_exceeds_vocab`.
+        """
+        rows, spans = [], []
+        for text in texts:
+            ids, bounds = self._encoder.spans(text, add_special_tokens)
+            rows.append(ids)
+            spans.append(bounds)
+        tokens, lens = np.concatenate(rows), np.array(list(map(len, rows)), np.int64)
+        self.vocabulary.sort_out(tokens, lens, field)
+        return tokens, lens, np.concatenate(spans)
+
     def encode_parts(
         self, parts: Sequence[str], *, field: str = "text"
     ) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " texts"]]:

@@ -236,6 +236,7 @@ def _data_bytes() -> int | None:
 def _load(tokenizer: Tokenizer) -> None:
     """Import what jobs need, so that nobody's first one takes longer than the next."""
     from mis_core.tasks.classify import task as classify  # noqa: F401
+    from mis_core.tasks.classify import token_task as token_classify  # noqa: F401
     from mis_core.tasks.decide import task as decide  # noqa: F401
     from mis_core.tasks.rerank import task as rerank  # noqa: F401
     from mis_core.tasks.text import chat  # noqa: F401

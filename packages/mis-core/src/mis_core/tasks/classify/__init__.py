@@ -1,1 +1,1 @@
-"""The task `classify`: labels of a classification head for whole inputs."""
+"""The tasks `classify` and `token_classify`: labels of a classification head, for whole inputs or for their tokens."""

@@ -1,4 +1,4 @@
-"""The fields, the inputs that they hold, and what makes probabilities of a head's values."""
+"""The fields of both routes, the inputs that they hold, and what makes probabilities of a head's values."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, cast
@@ -40,7 +40,7 @@ _ACTIVATION = ("use_activation", "activation", "softmax")  # names of one field:
 
 
 class ClassifyBody(Body, frozen=True, kw_only=True):
-    """Fields of `POST /v1/classify`."""
+    """Fields of `POST /v1/classify` and `POST /v1/token_classify`."""
 
     input: Annotated[
         Any,

@@ -16,7 +16,7 @@ from mis_core.tasks.fields.item_errors import ItemErrors
 from mis_core.tasks.fields.labels import Labels, label_matrix, read_labels
 from mis_core.tasks.fields.token_rows import TokenRows
 from mis_core.tasks.fields.values import check_characters, check_count, check_names
-from mis_core.tasks.limits import ONLY_DECIDES, Limits
+from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Fields, ServedModels, Task
 from mis_core.tasks.probabilities import label_logprobs, label_softmax
 from mis_core.tasks.score.body import LaidOutScoreBody, ScoreBody
@@ -39,8 +39,8 @@ def parse_score_request(
     Ids that were read before come as `TokenRows`, nested for `items`, not for `query`; none is empty as a whole.
     """
     _check_not_pairs(body)
-    if not limits.has_vocabulary_head:
-        raise RequestError("task_not_supported", ONLY_DECIDES, "model")
+    if other := limits.why_not("score"):
+        raise RequestError("task_not_supported", other, "model")
     declared = LaidOutScoreBody if limits.layouts else ScoreBody
     check_names(body, tuple(declared.__struct_fields__))
     per_item = read_field(declared, "on_error", body) == "item"
