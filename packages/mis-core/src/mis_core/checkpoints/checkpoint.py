@@ -122,8 +122,10 @@ class Checkpoint(ABC):
             ModelError: a file is missing or broken; it is named.
         """
 
-    def head_tensors(self, head: StoredHead) -> AbstractContextManager[Mapping[str, StoredTensor]]:
+    def head_tensors(self, head: StoredHead | None) -> AbstractContextManager[Mapping[str, StoredTensor]]:
         """Open the tensors of a decision head that is not among the model's own: `proj.weight`, and `proj.bias`.
+
+        There are none without a head.
 
         Raises:
             ModelError: a file is missing, truncated or of another format.

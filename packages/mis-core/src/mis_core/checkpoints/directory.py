@@ -86,11 +86,11 @@ class DirectoryCheckpoint(Checkpoint):
         return read_tokenizer(self.path, self._files)
 
     @contextlib.contextmanager
-    def head_tensors(self, head: StoredHead) -> Iterator[dict[str, "_Tensor"]]:
+    def head_tensors(self, head: StoredHead | None) -> Iterator[dict[str, "_Tensor"]]:
         """Open the safetensors file of a head; see `Checkpoint`."""
         with contextlib.ExitStack() as opened:
             found: dict[str, _Tensor] = {}
-            if head.file is not None:
+            if head is not None and head.file is not None:
                 path = self.path / head.file
                 self._files.check(path)
                 handle, names = open_safetensors(opened, path)

@@ -112,7 +112,7 @@ class MergedCheckpoint(Checkpoint):
         """Read what the checkpoint says of decisions; see `Checkpoint`."""
         return self._checkpoint.decision()
 
-    def head_tensors(self, head: StoredHead) -> contextlib.AbstractContextManager[Mapping[str, StoredTensor]]:
+    def head_tensors(self, head: StoredHead | None) -> contextlib.AbstractContextManager[Mapping[str, StoredTensor]]:
         """Open the tensors of the checkpoint's head; see `Checkpoint`."""
         return self._checkpoint.head_tensors(head)
 

@@ -6,7 +6,6 @@ has been found complete, so a broken checkpoint fails in a moment and by name.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -198,7 +197,7 @@ def load_decoder(
     checkpoint = open_checkpoint(path)
     path = checkpoint.path
     head = checkpoint.decision().head if config.decision is not None else None
-    with checkpoint.tensors() as own, checkpoint.head_tensors(head) if head else nullcontext({}) as of_head:
+    with checkpoint.tensors() as own, checkpoint.head_tensors(head) as of_head:
         if both := sorted(own.keys() & of_head.keys()):
             raise ModelError(f"{path}: {both[0]} is both a tensor of the model and one of its decision head.")
         opened = {**own, **of_head}
