@@ -109,7 +109,7 @@ def read_head(folder: Path, files: Files, settings: Mapping[str, Any]) -> Stored
     Raises:
         ModelError: a file is missing or broken, or a head is of a kind that is not understood.
     """
-    if settings.get("model_type") == _SAVED:
+    if is_saved(settings):
         head = _saved(folder, settings)
     elif is_there(folder / _CODES):
         head = _of_codes(folder, files, settings)
@@ -125,9 +125,14 @@ def read_head(folder: Path, files: Files, settings: Mapping[str, Any]) -> Stored
     return head
 
 
+def is_saved(settings: Mapping[str, Any]) -> bool:
+    """Whether `config.json` is that of a saved decision model, which has its language model within."""
+    return settings.get("model_type") == _SAVED
+
+
 def text_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the language model, which a saved decision model has within."""
-    return dict(settings["text_config"] if settings.get("model_type") == _SAVED else settings)
+    """Return the settings of the language model."""
+    return dict(settings["text_config"] if is_saved(settings) else settings)
 
 
 def _saved(folder: Path, settings: Mapping[str, Any]) -> StoredHead:

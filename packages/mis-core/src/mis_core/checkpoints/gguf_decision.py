@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mis_core.checkpoints.checkpoint import StoredDecision
+from mis_core.checkpoints.decision_files import KINDS
 from mis_core.errors import ModelError, shown
 
 TEMPLATE = "tokenizer.chat_template.systemone"
@@ -56,7 +57,7 @@ def decision_of(path: Path, kind: object, template: Any, temperatures: Mapping[s
             "others; it is not served."
         )
     settings = {
-        "labels": dict.fromkeys(("noul", "choice", "score"), _LABELS[kind]),
+        "labels": dict.fromkeys(KINDS, _LABELS[kind]),
         "temperature": {name: _number(value) for name, value in temperatures.items()},
         "noul_options": ["true", "false"] if kind == "openjev" else ["false", "true"],
     }

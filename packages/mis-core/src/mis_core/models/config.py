@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mis_core.checkpoints import Checkpoint, open_checkpoint
-from mis_core.checkpoints.decision_files import text_settings
+from mis_core.checkpoints.decision_files import is_saved, text_settings
 from mis_core.checkpoints.numbers import check_numbers
 from mis_core.config import Activation
 from mis_core.errors import ModelError, shown
@@ -177,7 +177,7 @@ def read_model_config(
     checkpoint = open_checkpoint(path)
     raw = checkpoint.settings()
     head = checkpoint.decision().head if with_decision_head else None
-    if raw.get("model_type") == "jev":
+    if is_saved(raw):
         if head is None:
             raise ModelError(f"{checkpoint.path}: has nothing but a decision head, which --decision-prompt leaves out.")
         raw = text_settings(raw) | {"architectures": None}  # a head of the vocabulary is not saved with it

@@ -10,6 +10,7 @@ from typing import Any, Self
 import msgspec
 
 from mis_core.checkpoints import Checkpoint
+from mis_core.checkpoints.decision_files import KINDS
 from mis_core.config import EngineConfig
 from mis_core.errors import ModelError, shown
 from mis_core.tokenization.chat_template import ChatTemplate
@@ -18,7 +19,6 @@ logger = logging.getLogger(__name__)
 
 SETTINGS_FILE, TEMPLATE_FILE = "decision.json", "decision_template.jinja"
 
-_KINDS = ("noul", "choice", "score")
 _BANDS = (("2", 2), ("3_5", 5), ("6_10", 10), ("11", math.inf))  # of llama.cpp, by the number of options
 _SIDES = ("true", "false")
 
@@ -133,7 +133,7 @@ class DecisionContract(msgspec.Struct, frozen=True):
             raise ModelError(f"{where}: a temperature must be a number above 0.")
         source = settings.chat_template if template is None else template
         common: dict[str, Any] = {
-            "labels": {kind: settings.labels[kind] for kind in _KINDS if settings.labels.get(kind)},
+            "labels": {kind: settings.labels[kind] for kind in KINDS if settings.labels.get(kind)},
             "temperature": settings.temperature,
             "noul_options": settings.noul_options,
             "sanitizes": settings.sanitize_control_tokens,
