@@ -218,9 +218,9 @@ def _by_beginning(
     found: dict[str, dict[int, list[Prompt]]] = {}
     for index, prompts in zip(errors.kept.tolist(), style.prompts(kept, limits.max_text_characters), strict=True):
         shared = min((prompt.shared for prompt in prompts), key=len)
-        whole = [prompt.shared + prompt.rest if prompt.shared is not shared else "" for prompt in prompts]
-        own = [cut_prompt(text, shared) if text else prompt for text, prompt in zip(whole, prompts, strict=True)]
-        found.setdefault(shared, {})[index] = own
+        found.setdefault(shared, {})[index] = [
+            prompt if prompt.shared == shared else cut_prompt(prompt.shared + prompt.rest, shared) for prompt in prompts
+        ]
     for prompts in found.values():
         yield errors.part(np.array(list(prompts))), prompts
 

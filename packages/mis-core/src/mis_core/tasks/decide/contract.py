@@ -156,7 +156,8 @@ class ContractStyle:
     def _beginning(self, kind: str) -> str:
         """Return what prompts of a kind of question begin with whatever the question is, with a probe for the state.
 
-        It is what two questions have in common that share no text. Nothing where the template refuses these.
+        It is what the prompts of two questions without a common text have in common; empty if the template refuses
+        them.
         """
         if kind not in self._beginnings:
             try:
