@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from mis_core.ragged import offsets
+from mis_core.ragged import offsets, ramp
 
 MAX_TOP_TOKENS = 20
 MAX_BIASES = 300
@@ -79,8 +79,8 @@ class ScoreRequest:
     """One query, its items as segments, and what to read where. Valid by construction.
 
     Segment `i` holds tokens `item_tokens[item_starts[i]:item_starts[i + 1]]` and sees the first
-    `context_lens[i]` tokens of `query`; its last token is the scored position, and so are the tokens
-    before it where `read_lens` says so. Every segment has at least one token. This one form covers every case:
+    `context_lens[i]` tokens of `query`; its last token is the scored position, or others are where `read_lens` and
+    `read_at` say so. Every segment has at least one token. This one form covers every case:
 
     * ids: `context_lens` is the query's length throughout;
     * text: an item's segment begins where the ids of the joined string `query + item` may first
@@ -107,7 +107,9 @@ class ScoreRequest:
         cache_salt: Requests share cached prefixes only with requests of the same salt.
         layout: Scoring algorithm and the like, where the request chooses them.
         empty_items: Items that add nothing to the query, for `prompt_tokens`; 0 where items come first.
-        read_lens: Rows read at the end of each segment, `[items]`, at least 1; None: the last one of each.
+        read_lens: Rows read of each segment, `[items]`, at least 1; None: the last one of each.
+        read_at: Which these are, counted from the segment's first token and rising, `[rows read of items]`; None: its
+            last ones.
         query_reads: Rows read at the end of the query; such a query is computed anew, whatever is cached.
         top_tokens: How many of the most probable tokens are wanted at each row, at most `MAX_TOP_TOKENS`.
         sampling: How the token after each item is drawn, if one is.
@@ -126,6 +128,7 @@ class ScoreRequest:
     layout: Layout = Layout()
     empty_items: int = 0
     read_lens: Int32[np.ndarray, " items"] | None = None
+    read_at: Int32[np.ndarray, " reads"] | None = None
     query_reads: int = 0
     top_tokens: int = 0
     sampling: Sampling | None = None
@@ -145,6 +148,14 @@ class ScoreRequest:
         """Number of the first row that is read of each item, and of all rows, `[items + 1]`."""
         lens = np.ones(self.num_items, np.int32) if self.read_lens is None else self.read_lens
         return offsets(lens) + np.int32(self.query_reads)
+
+    @property
+    def read_within(self) -> Int32[np.ndarray, " reads"]:
+        """Place of each row that is read of an item within that item."""
+        if self.read_at is not None:
+            return self.read_at
+        lens = np.diff(self.read_starts)
+        return (np.repeat(np.diff(self.item_starts) - lens, lens) + ramp(lens)).astype(np.int32)
 
     @property
     def needs_log_sum_exp(self) -> bool:
@@ -170,12 +181,14 @@ def query_as_item(request: ScoreRequest) -> ScoreRequest:
     if not request.query_reads:
         return request
     starts = request.item_starts + np.int32(len(request.query))
+    of_query = np.arange(len(request.query) - request.query_reads, len(request.query), dtype=np.int32)
     return replace(
         request,
         item_tokens=np.concatenate([request.query, request.item_tokens]),
         item_starts=np.concatenate([[0], starts]).astype(np.int32),
         context_lens=np.concatenate([[0], request.context_lens]).astype(np.int32),
         read_lens=np.diff(request.read_starts, prepend=0).astype(np.int32),
+        read_at=None if request.read_at is None else np.concatenate([of_query, request.read_at]),
         query_reads=0,
         sampling=None,
     )

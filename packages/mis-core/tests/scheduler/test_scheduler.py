@@ -87,7 +87,10 @@ def assert_right(request: ScoreRequest, answer: EngineOutput) -> None:
         own = request.item_tokens[request.item_starts[item] : request.item_starts[item + 1]]
         whole = np.concatenate([query[: request.context_lens[item]], own])
         reads = int(starts[item + 1] - starts[item])
-        sequences += [whole[: len(whole) - reads + n + 1] for n in range(reads)]
+        ends = np.arange(len(own) - reads, len(own))
+        if request.read_at is not None:
+            ends = request.read_at[starts[item] - request.query_reads : starts[item + 1] - request.query_reads]
+        sequences += [whole[: len(whole) - len(own) + end + 1] for end in ends.tolist()]
         if request.sampling is not None:
             assert answer.next_ids is not None
             assert answer.next_logits is not None
@@ -120,6 +123,7 @@ class Case:
     ragged_labels: bool
     read: int  # rows read of the query and of each item, as far as there are so many; 0: the last one of each item
     draws: bool
+    apart: bool = False  # whether the rows read of an item are spread over it, the last one among them
 
     def request(self) -> ScoreRequest:
         query = np.concatenate([tokens(0, 1500)[: self.shared], tokens(self.seed, 1000)])[: self.query]
@@ -135,6 +139,12 @@ class Case:
         if self.read:
             reads = np.minimum(self.read + numbers, [len(item) for item in items]).astype(np.int32)
             request = dataclasses.replace(request, read_lens=reads, query_reads=min(self.read, len(query)))
+            if self.apart:
+                spread = [
+                    len(item) - 1 - np.arange(count)[::-1] * len(item) // count
+                    for item, count in zip(items, reads.tolist(), strict=True)
+                ]
+                request = dataclasses.replace(request, read_at=np.concatenate(spread).astype(np.int32))
             if self.ragged_labels:
                 of_each = np.arange(request.num_reads, dtype=np.int32)
                 request = dataclasses.replace(request, label_ids=np.stack([of_each % 3, of_each % 2], 1))
@@ -159,6 +169,7 @@ cases = st.builds(
     ragged_labels=st.booleans(),
     read=st.sampled_from([0, 0, 1, 3, 63, 100, 1000]),
     draws=st.booleans(),
+    apart=st.booleans(),
 )
 
 

@@ -81,7 +81,7 @@ def _key(request: ScoreRequest | GenerateRequest) -> bytes:
         said: tuple[object, ...] = (request.max_new_tokens, sorted(request.end_ids))
     else:
         arrays = [request.query, request.item_tokens, request.item_starts, request.context_lens, request.label_ids]
-        arrays += [request.read_starts]
+        arrays += [request.read_starts, request.read_within]
         said = (request.needs_log_sum_exp, request.layout)
     if sampling is not None:
         arrays += [sampling.keys, sampling.bias_ids, sampling.bias.view(np.int32)]

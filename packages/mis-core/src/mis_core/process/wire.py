@@ -82,6 +82,13 @@ class Score(_Message, frozen=True):
         lens = request.read_lens
         if lens is not None and (len(lens) != items or ((lens < 1) | (lens > np.diff(offsets))).any()):
             raise ValueError(f"Rows to read that the {items} items do not have.")
+        at = request.read_at
+        if at is not None:
+            counts = np.ones(items, np.int32) if lens is None else lens
+            ends = np.repeat(np.diff(offsets), counts)
+            rises = np.diff(np.repeat(offsets[:-1], counts) + at) > 0 if len(at) == len(ends) else np.zeros(1, bool)
+            if not rises.all() or (at < 0).any() or (at >= ends).any():
+                raise ValueError("Rows to read that are not within their items, or do not rise.")
         if not 0 <= request.query_reads <= len(request.query) or not 0 <= request.top_tokens <= MAX_TOP_TOKENS:
             raise ValueError(f"{request.query_reads} rows of the query, {request.top_tokens} most probable tokens.")
         sampling = request.sampling

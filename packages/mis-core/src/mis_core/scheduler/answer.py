@@ -148,7 +148,8 @@ def without_duplicates(request: ScoreRequest) -> tuple[ScoreRequest, Int32[np.nd
     by token. Without duplicates, the request itself and None; so too where more than the last row of each item is
     read, or tokens are drawn, each with a key of its own.
     """
-    if request.read_lens is not None or request.query_reads or request.sampling is not None:
+    reads_more = request.read_lens is not None or request.read_at is not None or request.query_reads > 0
+    if reads_more or request.sampling is not None:
         return request, None
     lens = np.diff(request.item_starts)
     starts = request.item_starts[:-1]

@@ -36,7 +36,7 @@ class QueryPrefill:
         self.is_in_step = False
         self._placements = placements
         self._owner = owner
-        self._num_reads = num_reads
+        self._reads = np.arange(len(lock.tokens) - num_reads, len(lock.tokens), dtype=np.int32)
 
     @property
     def remaining_tokens(self) -> int:
@@ -56,7 +56,7 @@ class QueryPrefill:
     def add(self, builder: StepBuilder, limit: int) -> int:
         """Add the next chunk to a step; return its tokens, at most `limit`."""
         begin = self.lock.done
-        chunk = _Chunk(begin, len(self.lock.tokens), self._num_reads, first_read=0)
+        chunk = _Chunk(begin, len(self.lock.tokens), self._reads, first_read=0)
         room = chunk.find_room(builder, self.lock, self.shards, len(self.lock.tokens))
         count = chunk.fitting(room, limit) if room else 0
         if not room or not count:
@@ -104,6 +104,7 @@ class ShortItems:
         self._first_reads = request.read_starts[items]
         self._reads = np.diff(request.read_starts)[items]
         self._read_ends = np.cumsum(self._reads)
+        self._read_within = rows_at(request.read_within, self._first_reads - request.query_reads, self._reads)
         self._next = 0
 
     @property
@@ -153,9 +154,9 @@ class ShortItems:
         )
         self._placements.add(room, items, lens, context_lens)
         read_lens = self._reads[first:last]
-        within = ramp(read_lens)
-        rows = np.repeat(last_rows + 1 - read_lens, read_lens) + within
-        reads = np.repeat(self._first_reads[first:last], read_lens) + within
+        within = self._read_within[read_before : read_before + int(read_lens.sum())]
+        rows = np.repeat(last_rows + 1 - lens, read_lens) + within
+        reads = np.repeat(self._first_reads[first:last], read_lens) + ramp(read_lens)
         builder.read(self._owner, room, rows.astype(np.int32), reads.astype(np.int32))
         self._next = last
         self.in_step += len(items)
@@ -248,8 +249,10 @@ class PagedItems:
         if self._current is None and any(home.headroom < 0 for home in self._query.lock.homes):
             return 0
         current = self._current = self._current or self._begin()
-        reads, first_read = int(self._reads[self._next]), int(self._first_reads[self._next])
-        chunk = _Chunk(current.done, len(current.tokens), reads, first_read)
+        first_read = int(self._first_reads[self._next])
+        own = first_read - self._request.query_reads
+        within = self._request.read_within[own : own + int(self._reads[self._next])]
+        chunk = _Chunk(current.done, len(current.tokens), int(self._repeated[self._next]) + within, first_read)
         context_tokens = current.num_shared * PAGE_SIZE + len(current.tokens)
         room = chunk.find_room(builder, current, self._query.shards, context_tokens)
         count = chunk.fitting(room, limit) if room else 0
@@ -304,31 +307,30 @@ class PagedItems:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """The next chunk of a sequence in pages, whose last rows are read.
+    """The next chunk of a sequence in pages, of which some rows are read.
 
     Attributes:
         done: Tokens planned before.
         length: Tokens of the sequence.
-        num_reads: Rows read at its end.
+        reads: Rows of it that are read, rising.
         first_read: Number of the first of these among all that the request reads.
     """
 
     done: int
     length: int
-    num_reads: int
+    reads: Int32[np.ndarray, " reads"]
     first_read: int
 
-    @property
-    def unread(self) -> int:
-        """Tokens of the rest before the first one that is read."""
-        return max(self.length - self.num_reads - self.done, 0)
+    def _reads_before(self, token: int) -> int:
+        """Return how many rows before a token are read."""
+        return int(np.searchsorted(self.reads, token))
 
     def find_room(
         self, builder: StepBuilder, context: Hashable, shards: Collection[int], context_tokens: int
     ) -> Room | None:
         """Find room for a page at least, or for all that is left. Shards of a spread request take turns."""
         least = min(self.length - self.done, PAGE_SIZE)
-        scored = max(least - self.unread, 0)
+        scored = self._reads_before(self.done + least) - self._reads_before(self.done)
         room = builder.find_room(context, shards, paged=True, least=least, scored=scored, context_tokens=context_tokens)
         if room and len(shards) > 1:
             return dataclasses.replace(room, tokens=min(room.tokens, EXCHANGED))
@@ -336,14 +338,15 @@ class _Chunk:
 
     def fitting(self, room: Room, limit: int) -> int:
         """Return how many tokens to put into the room, at most `limit`: all, or as many as fill whole pages."""
-        rest, most = self.length - self.done, min(room.tokens, limit, self.unread + room.scored)
+        rest, beyond = self.length - self.done, self._reads_before(self.done) + room.scored
+        readable = int(self.reads[beyond]) - self.done if beyond < len(self.reads) else rest
+        most = min(room.tokens, limit, readable)
         return rest if rest <= most else most - most % PAGE_SIZE
 
     def read(self, builder: StepBuilder, room: Room, owner: Owner, last_row: int, count: int) -> None:
         """Have those of the chunk's `count` tokens read that are to be, the last of which is in `last_row`."""
-        num_rows = count - self.unread
-        if num_rows > 0:
-            before = max(self.done - (self.length - self.num_reads), 0)
-            numbers = np.arange(num_rows, dtype=np.int32)
-            rows, reads = last_row + 1 - num_rows + numbers, self.first_read + before + numbers
+        first, last = self._reads_before(self.done), self._reads_before(self.done + count)
+        if first < last:
+            rows = last_row + 1 - count + self.reads[first:last] - self.done
+            reads = self.first_read + np.arange(first, last)
             builder.read(owner, room, rows.astype(np.int32), reads.astype(np.int32))
