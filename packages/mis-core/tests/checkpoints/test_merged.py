@@ -45,6 +45,7 @@ CASES = {
     "mlp by a pattern": {"target_modules": r".*layers\.\d\.mlp\.(up|down)_proj", "lora_alpha": 3},
     "one layer": {"target_modules": ATTENTION, "layers_to_transform": 1, "layers_pattern": "layers"},
     "everything": EVERYTHING,
+    "rows of the embedding": {"target_modules": ATTENTION, "trainable_token_indices": {"embed_tokens": [7, 3]}},
     "all linear layers": {"target_modules": "all-linear", "init_lora_weights": "orthogonal", "r": 4},
 }
 
@@ -56,7 +57,7 @@ def save_adapter(model: Any, folder: Path, **config: Any) -> Any:
     torch.manual_seed(0)
     adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **config))
     for name, parameter in adapted.named_parameters():
-        if "lora_" in name:
+        if "lora_" in name or "trainable_tokens" in name:
             torch.nn.init.normal_(parameter, std=0.3)
     adapted.save_pretrained(folder)
     return adapted.merge_and_unload()
@@ -96,7 +97,8 @@ def test_weights_are_those_that_peft_merges(family: str, case: str, tmp_path: Pa
     for name, weight in ours.items():
         np.testing.assert_allclose(weight, theirs[name].numpy(), atol=2e-6, err_msg=name)
         changed += not np.array_equal(weight, plain[name].astype(np.float32))
-    assert changed == sum(name.endswith("lora_A.weight") for name in load_file(_weights(tmp_path / "adapter")))
+    stored = load_file(_weights(tmp_path / "adapter"))
+    assert changed == sum(name.endswith(("lora_A.weight", "trainable_tokens_delta")) for name in stored)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +173,15 @@ def changed_tensors(change: Callable[[dict[str, np.ndarray]], Any]) -> Callable[
     return changed
 
 
+def with_rows(tokens: list[int], shape: tuple[int, int]) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        changed_settings(trainable_token_indices=tokens)(folder)
+        changed_tensors(lambda tensors: tensors.update({ROWS: np.zeros(shape, np.float32)}))(folder)
+
+    return change
+
+
+ROWS = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
 FIRST = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
 BROKEN = {
     "no settings": (lambda folder: (folder / "adapter_config.json").unlink(), "adapter_config.json: missing"),
@@ -185,6 +196,15 @@ BROKEN = {
     "rank of text": (changed_settings(r="8"), "Expected `int`"),
     "rank of 0": (changed_settings(rank_pattern={"q_proj": 0}), "a rank must be at least 1"),
     "alpha of text": (changed_settings(lora_alpha="x"), "Expected `float`"),
+    "tokens without rows": (changed_settings(trainable_token_indices=[3]), "come together; one is missing"),
+    "rows without tokens": (
+        changed_tensors(lambda tensors: tensors.update({ROWS: np.zeros((1, 64), np.float32)})),
+        "come together; one is missing",
+    ),
+    "tokens of another module": (changed_settings(trainable_token_indices={"lm_head": [3]}), "names lm_head, not only"),
+    "a token twice": (changed_settings(trainable_token_indices=[3, 3]), "names a token twice"),
+    "a token beyond": (with_rows([3, 1 << 20], (2, 64)), "are not all below"),
+    "rows of another width": (with_rows([3, 4], (2, 63)), r"it should be floats of \(2, 64\)"),
     "no targets": (changed_settings(target_modules=None), "missing required field `target_modules`"),
     "broken pattern": (changed_settings(target_modules="(q_proj"), "is no regular expression"),
     "nested pattern": (changed_settings(target_modules="(" * 400 + "q" + ")" * 400), "does not name|no regular"),

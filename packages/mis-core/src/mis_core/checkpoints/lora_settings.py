@@ -15,7 +15,7 @@ from mis_core.errors import ModelError, shown
 UNDERSTOOD = frozenset(
     {
         "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules",
-        "exclude_modules", "layers_to_transform", "layers_pattern", "init_lora_weights",
+        "exclude_modules", "layers_to_transform", "layers_pattern", "init_lora_weights", "trainable_token_indices",
     }
 )  # fmt: skip
 """Fields that say what is merged, and how."""
@@ -34,11 +34,14 @@ HARMLESS = frozenset(
 REFUSED = frozenset(
     {
         "bias", "lora_bias", "modules_to_save", "use_dora", "layer_replication", "target_parameters",
-        "trainable_token_indices", "megatron_config", "use_qalora", "alora_invocation_tokens", "use_bdlora",
+        "megatron_config", "use_qalora", "alora_invocation_tokens", "use_bdlora",
         "kasa_config", "arrow_config", "velora_config", "monteclora_config",
     }
 )  # fmt: skip
 """Fields that must be off: what they say cannot be merged into products."""
+
+EMBEDDING = "embed_tokens"
+"""The module whose single rows an adapter may replace."""
 
 _MOST_CHARACTERS, _MOST_PATTERNS = 1000, 1000
 _NOT_PYTHONS = regex.compile(r"\{[^}]*[eids]\s*[<:]|\(\?R|\(\?&|\(\?\d")  # `regex` reads them as more than `re` does
@@ -60,6 +63,7 @@ class LoraSettings(msgspec.Struct, frozen=True):
         exclude_modules: Modules that are no targets, in the same way.
         layers_to_transform: Numbers of the layers that have targets; None: all.
         layers_pattern: Names of the lists of layers; None: any.
+        trainable_token_indices: Tokens whose embeddings were trained, too; or these by the name of the embedding.
     """
 
     target_modules: list[str] | str
@@ -71,6 +75,7 @@ class LoraSettings(msgspec.Struct, frozen=True):
     exclude_modules: list[str] | str | None = None
     layers_to_transform: list[int] | int | None = None
     layers_pattern: list[str] | str | None = None
+    trainable_token_indices: list[int] | dict[str, list[int]] | None = None
 
     def rank(self, module: str) -> int:
         """Return the rank of a module."""
@@ -80,6 +85,22 @@ class LoraSettings(msgspec.Struct, frozen=True):
         """Return what the product of a module's two matrices is multiplied by."""
         rank, alpha = self.rank(module), _by_pattern(self.alpha_pattern, module, self.lora_alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+    def tokens(self) -> list[int]:
+        """Return the tokens whose embeddings the adapter has, in the order in which it has them.
+
+        Raises:
+            ModelError: it has those of another module.
+        """
+        given = self.trainable_token_indices or []
+        if isinstance(given, dict):
+            others = [name for name in given if name.rpartition(".")[2] != EMBEDDING]
+            if others or len(given) > 1:
+                raise ModelError(f"trainable_token_indices names {shown(', '.join(given), 80)}, not only {EMBEDDING}.")
+            (given,) = given.values()
+        if len(set(given)) < len(given):
+            raise ModelError("trainable_token_indices names a token twice.")
+        return given
 
     def targets(self, module: str) -> bool:
         """Whether a module is one that the adapter was made for."""

@@ -12,7 +12,7 @@ from mis_core.checkpoints.checkpoint import Checkpoint, StoredDecision, StoredTe
 from mis_core.checkpoints.decision_files import StoredHead
 from mis_core.checkpoints.digests import ModelPart, files_sha256
 from mis_core.checkpoints.files import Files, is_there
-from mis_core.checkpoints.lora_settings import LoraSettings, parse_lora_settings
+from mis_core.checkpoints.lora_settings import EMBEDDING, LoraSettings, parse_lora_settings
 from mis_core.checkpoints.safetensors_files import open_safetensors
 from mis_core.checkpoints.signs import Signs, location
 from mis_core.errors import ModelError, shown
@@ -20,9 +20,10 @@ from mis_core.errors import ModelError, shown
 _SETTINGS, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _WRAPPED = "base_model.model."
 _ENDINGS = {".lora_A.weight": "A", ".lora_B.weight": "B"}
+_TOKENS = f"{EMBEDDING}.token_adapter.trainable_tokens_delta"  # the rows themselves, whatever they are called
 _PREFIX = "model."
 _PRODUCTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Modules that adapters may change; others, such as embeddings, are refused by name."""
+"""Modules that adapters may change, besides single rows of the embedding; others are refused by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ class LoraAdapter:
     def tensors(self) -> Iterator[dict[str, dict[str, Any]]]:
         """Open the matrices: by the name of each module its `A` `[rank, inputs]` and `B` `[outputs, rank]`.
 
+        Rows of the embedding are the only part, `rows`, of a module of that name.
+
         Raises:
             ModelError: the file is missing or broken, or holds something else.
         """
@@ -68,6 +71,9 @@ class LoraAdapter:
             file, names = open_safetensors(opened, path)
             found: dict[str, dict[str, Any]] = {}
             for name in names:
+                if name.endswith(_TOKENS):
+                    found[EMBEDDING] = {"rows": (file, name)}
+                    continue
                 ending = next((each for each in _ENDINGS if name.endswith(each)), None)
                 if ending is None:
                     raise ModelError(f"{path}: tensor {shown(name, 200)} is no part of a product's adapter.")
@@ -142,6 +148,22 @@ class _MergedTensor(StoredTensor):
         return self._weight.read().astype(np.float32) + np.float32(self._scale) * (b @ a)
 
 
+class _ReplacedRows(StoredTensor):
+    """An embedding of which some rows are others; see `StoredTensor`."""
+
+    def __init__(self, weight: StoredTensor, tokens: Sequence[int], rows: tuple[Any, str]) -> None:
+        self.shape = weight.shape
+        self.stored_type = weight.stored_type
+        self._weight, self._tokens, self._rows = weight, tokens, rows
+
+    def read(self) -> np.ndarray:
+        """Return the whole, in float32: whoever keeps it rounds it once."""
+        file, name = self._rows
+        whole = self._weight.read().astype(np.float32)
+        whole[np.array(self._tokens)] = file.get_tensor(name).astype(np.float32)
+        return whole
+
+
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
     """Name a path in errors that do not."""
@@ -159,7 +181,8 @@ def _changed(
 ) -> dict[str, StoredTensor]:
     """Return the tensors that an adapter changes, by name; whatever PEFT would pass over in silence is refused."""
     path, products = adapter.path / _WEIGHTS, _products(stored)
-    changed: dict[str, StoredTensor] = {}
+    changed = _with_rows(path, settings.tokens(), matrices.get(EMBEDDING), stored)
+    matrices = {module: pair for module, pair in matrices.items() if module != EMBEDDING}
     for module, pair in matrices.items():
         name = products.get(_within_model(module))
         if name is None:
@@ -171,11 +194,7 @@ def _changed(
             raise ModelError(f"{path}: of {shown(module, 200)} only lora_{next(iter(pair))} is there.")
         outputs, inputs = stored[name].shape
         for part, shape in (("A", (settings.rank(module), inputs)), ("B", (outputs, settings.rank(module)))):
-            file, tensor = pair[part]
-            header = file.get_slice(tensor)
-            if tuple(header.get_shape()) != shape or header.get_dtype() not in ("BF16", "F16", "F32", "F64"):
-                has = f"{header.get_dtype()} {tuple(header.get_shape())}"
-                raise ModelError(f"{path}: tensor {shown(tensor, 200)} is {has}; it should be floats of {shape}.")
+            _check_shape(path, pair[part], shape)
         if name in changed:
             raise ModelError(f"{path}: changes {name} twice.")
         changed[name] = _MergedTensor(stored[name], pair["A"], pair["B"], settings.scale(module))
@@ -186,6 +205,32 @@ def _changed(
     if not changed:
         raise ModelError(f"{path}: changes no weight.")
     return changed
+
+
+def _with_rows(
+    path: Path, tokens: Sequence[int], given: Mapping[str, Any] | None, stored: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """Return the embedding with the rows that an adapter has for some tokens, by its name; nothing if it has none."""
+    if given is None and not tokens:
+        return {}
+    if given is None or not tokens:
+        raise ModelError(f"{path}: trainable_token_indices and rows of the embedding come together; one is missing.")
+    name = next((each for each in stored if each.endswith(f"{EMBEDDING}.weight")), None)
+    if name is None:
+        raise ModelError(f"{path}: has rows of an embedding that the model does not have.")
+    count, width = stored[name].shape
+    if not all(0 <= token < count for token in tokens):
+        raise ModelError(f"{path}: trainable_token_indices are not all below {count}, the rows of the embedding.")
+    _check_shape(path, given["rows"], (len(tokens), width))
+    return {name: _ReplacedRows(stored[name], tokens, given["rows"])}
+
+
+def _check_shape(path: Path, tensor: tuple[Any, str], shape: tuple[int, ...]) -> None:
+    file, name = tensor
+    header = file.get_slice(name)
+    if tuple(header.get_shape()) != shape or header.get_dtype() not in ("BF16", "F16", "F32", "F64"):
+        has = f"{header.get_dtype()} {tuple(header.get_shape())}"
+        raise ModelError(f"{path}: tensor {shown(name, 200)} is {has}; it should be floats of {shape}.")
 
 
 def _products(stored: Mapping[str, StoredTensor]) -> dict[str, str]:
