@@ -35,67 +35,69 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def take(pace: Pace, clock: Clock, seconds: float, kind: int = 512) -> None:
-    pace.begin(kind)
+def take(pace: Pace, clock: Clock, seconds: float, kind: int = 512, host_s: float = 0.001) -> None:
+    pace.begin(kind, host_s)
     clock.now += seconds
     pace.end()
 
 
 def test_nothing_is_awaited_before_a_step_of_the_kind_was_seen(clock: Clock) -> None:
     pace = Pace()
-    assert pace.seconds_to_plan() == 0
+    assert pace.time_to_plan() is None
     take(pace, clock, 1.0, kind=256)
-    pace.begin(512)
-    assert pace.seconds_to_plan() == 0
+    pace.begin(512, 0.0)
+    assert pace.time_to_plan() is None
 
 
 def test_planning_waits_until_a_quarter_of_the_shortest_is_left(clock: Clock) -> None:
     pace = Pace()
     for seconds in (2.0, 0.8, 1.2):
         take(pace, clock, seconds)
-    pace.begin(512)
-    assert pace.seconds_to_plan() == pytest.approx(0.6)
-    clock.now += 0.5
-    assert pace.seconds_to_plan() == pytest.approx(0.1)
-    clock.now += 0.5
-    assert pace.seconds_to_plan() == 0
+    pace.begin(512, 0.0)
+    assert pace.time_to_plan() == pytest.approx(clock.now + 0.6)
+
+
+def test_it_leaves_twice_the_time_that_planning_took(clock: Clock) -> None:
+    pace = Pace()
+    take(pace, clock, 0.8, host_s=0.15)
+    pace.begin(512, 0.15)
+    assert pace.time_to_plan() == pytest.approx(clock.now + 0.5)
 
 
 def test_short_steps_are_not_awaited(clock: Clock) -> None:
     pace = Pace()
-    take(pace, clock, 0.019)
-    pace.begin(512)
-    assert pace.seconds_to_plan() == 0
+    take(pace, clock, 0.049)
+    pace.begin(512, 0.0)
+    assert pace.time_to_plan() is None
 
 
 def test_a_queued_step_begins_when_the_one_before_it_ends(clock: Clock) -> None:
     pace = Pace()
-    pace.begin(256)
-    pace.begin(512)
-    assert pace.seconds_to_plan() == 0  # nothing more is planned behind two
+    pace.begin(256, 0.0)
+    pace.begin(512, 0.0)
+    assert pace.time_to_plan() is None  # nothing more is planned behind two
     clock.now += 3.0
     pace.end()
     clock.now += 1.0
     pace.end()
-    pace.begin(512)
-    assert pace.seconds_to_plan() == pytest.approx(0.75)
+    pace.begin(512, 0.0)
+    assert pace.time_to_plan() == pytest.approx(clock.now + 0.75)
 
 
 def test_lost_steps_are_forgotten(clock: Clock) -> None:
     pace = Pace()
     take(pace, clock, 1.0)
-    pace.begin(512)
+    pace.begin(512, 0.0)
     pace.forget()
-    assert pace.seconds_to_plan() == 0
+    assert pace.time_to_plan() is None
 
 
 class Device:
     """A runner whose steps take a while, one after the other."""
 
-    STEP_S = 0.08
-
-    def __init__(self) -> None:
+    def __init__(self, step_s: float = 0.08) -> None:
         self.steps: list[int] = []
+        self.step_s = step_s
         self._free = 0.0
 
     def size_of(self, plan: StepPlan) -> int:
@@ -103,13 +105,16 @@ class Device:
 
     def run(self, plan: StepPlan) -> Any:
         self.steps.append(len(plan.readings))
-        self._free = max(self._free, time.perf_counter()) + self.STEP_S
+        self._free = max(self._free, time.perf_counter()) + self.step_s
         return Step(plan, self._free)
 
 
 class Step:
     def __init__(self, plan: StepPlan, end: float) -> None:
         self.plan, self._end = plan, end
+
+    def is_ready(self) -> bool:
+        return time.perf_counter() >= self._end
 
     def wait(self) -> list[Values]:
         time.sleep(max(0.0, self._end - time.perf_counter()))
@@ -128,8 +133,8 @@ def request_of(query: int, item: int) -> ScoreRequest:
 
 
 def test_callers_that_wait_for_answers_share_two_steps_not_three() -> None:
-    callers, turns = 12, 8
-    device = Device()
+    callers, turns = 12, 6
+    device = Device(step_s=0.2)
     loop = EngineLoop(device, Scheduler(SHAPE, 200, Layout()))  # type: ignore[arg-type]
 
     def ask(caller: int) -> None:
@@ -143,3 +148,26 @@ def test_callers_that_wait_for_answers_share_two_steps_not_three() -> None:
     assert sum(device.steps) == callers * turns
     # The first steps are not awaited, since it is not known how long they take; those of the last turn are fewer.
     assert np.mean(device.steps[5:-3]) > callers * 5 / 12
+
+
+def scored_by(device: Device, count: int) -> EngineLoop:
+    """Score requests one after the other; return the loop."""
+    loop = EngineLoop(device, Scheduler(SHAPE, 200, Layout()))  # type: ignore[arg-type]
+    for number in range(count):
+        loop.submit(request_of(number, 1)).result(timeout=60)
+    return loop
+
+
+def test_a_step_that_is_over_early_is_answered_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pace, "time_to_plan", lambda self: time.perf_counter() + 600)
+    scored_by(Device(), 3).close()
+
+
+def test_closing_does_not_wait_for_the_time_to_plan() -> None:
+    device = Device(step_s=0.2)
+    loop = scored_by(device, 1)
+    future = loop.submit(request_of(7, 1))
+    while len(device.steps) < 2:
+        time.sleep(0.001)
+    loop.close()
+    assert future.done()

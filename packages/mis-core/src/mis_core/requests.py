@@ -109,7 +109,7 @@ class ScoreRequest:
         empty_items: Items that add nothing to the query, for `prompt_tokens`; 0 where items come first.
         read_lens: Rows read of each segment, `[items]`, at least 1; None: the last one of each.
         read_at: Which these are, counted from the segment's first token and rising, `[rows read of items]`; None: its
-            last ones.
+            last ones. Nothing is drawn then.
         query_reads: Rows read at the end of the query; such a query is computed anew, whatever is cached.
         top_tokens: How many of the most probable tokens are wanted at each row, at most `MAX_TOP_TOKENS`.
         sampling: How the token after each item is drawn, if one is.

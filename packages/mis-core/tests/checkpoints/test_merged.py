@@ -203,7 +203,7 @@ BROKEN = {
     ),
     "tokens of another module": (changed_settings(trainable_token_indices={"lm_head": [3]}), "names lm_head, not only"),
     "a token twice": (changed_settings(trainable_token_indices=[3, 3]), "names a token twice"),
-    "a token beyond": (with_rows([3, 1 << 20], (2, 64)), "are not all below"),
+    "a token beyond": (with_rows([3, 1 << 20], (2, 64)), "are not all rows of model.embed_tokens.weight"),
     "rows of another width": (with_rows([3, 4], (2, 63)), r"it should be floats of \(2, 64\)"),
     "no targets": (changed_settings(target_modules=None), "missing required field `target_modules`"),
     "broken pattern": (changed_settings(target_modules="(q_proj"), "is no regular expression"),

@@ -10,7 +10,7 @@ from scipy.special import expit, softmax
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput
 from mis_core.tasks.classify.task import CLASSIFY, ParsedClassify
-from mis_core.tasks.classify.token_task import TOKEN_CLASSIFY
+from mis_core.tasks.classify.token_task import TOKEN_CLASSIFY, TOKEN_VALUES
 from mis_core.tasks.limits import Limits
 from mis_core.tokenization import Tokenizer
 
@@ -130,8 +130,8 @@ def test_the_head_of_a_tokens_labels_is_read_at_every_token(tokenizer: Tokenizer
 
 
 def test_values_of_more_tokens_than_a_request_may_have_are_refused() -> None:
-    limits = dataclasses.replace(OF_TOKENS, max_scores=9)
+    limits = dataclasses.replace(OF_TOKENS, max_scores=3 * (3 + TOKEN_VALUES))
     TOKEN_CLASSIFY.parse({"input": [[1, 2], [3]]}, None, limits, None)
-    with pytest.raises(RequestError, match="4 tokens, each of which has 3 labels; at most 3 are allowed") as caught:
+    with pytest.raises(RequestError, match="4 tokens; at most 3 are labelled") as caught:
         TOKEN_CLASSIFY.parse({"input": [[1, 2], [3, 4]]}, None, limits, None)
     assert (caught.value.code, caught.value.param) == ("too_many_tokens", "input")

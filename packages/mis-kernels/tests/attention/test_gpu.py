@@ -104,6 +104,16 @@ def test_nan_in_rows_of_padding_stays_there(gpu: Device) -> None:
     np.testing.assert_allclose(found.astype(np.float32), in_float32(arrays)[~padding], atol=limit, rtol=limit)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_rows_that_see_nothing_of_a_blocks_first_tile_agree_with_the_reference(head_dim: int, gpu: Device) -> None:
+    case = Case([Segment(50), Segment(14)], contexts=(30,), tokens=64, kv_heads=1, group=1, head_dim=head_dim)
+    with gpu():
+        arrays = case.arrays(jnp.bfloat16, backend_of("gpu", case, "bfloat16"))
+    found, limit = attend(arrays, gpu), ATTENTION["bfloat16"]
+    np.testing.assert_allclose(found.astype(np.float32), in_float32(arrays), atol=limit, rtol=limit)
+
+
 STEPS = {
     "one tile": Case([Segment(3)]),
     "many tiles": Case([Segment(20)] * 60, contexts=(3000,)),

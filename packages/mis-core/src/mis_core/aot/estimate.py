@@ -95,7 +95,7 @@ def price_requests(
     """
     spread = spread_heads(PUBLISHED[model], tp)
     heads = spread.attention.on_device(tp)
-    rows = TpuBackend.create(heads, "bfloat16").normalised_rows
+    rows = TpuBackend.normalised_rows
     schedules = kernel_schedules(target, heads, rows=rows, embed=spread.embed, vocab=spread.head_rows)
     sizes = product_sizes(spread, tp, TARGETS[target].chip) if quantization == "int8" else {}
     products = product_schedules(target, list(sizes.values())) if sizes else []

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ _SETTINGS, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _WRAPPED = "base_model.model."
 _ENDINGS = {".lora_A.weight": "A", ".lora_B.weight": "B"}
 _TOKENS = f"{EMBEDDING}.token_adapter.trainable_tokens_delta"  # the rows themselves, whatever they are called
-_PREFIX = "model."
+_PREFIX, _HEAD = "model.", "lm_head.weight"
 _PRODUCTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Modules that adapters may change, besides single rows of the embedding; others are refused by name."""
 
@@ -57,10 +57,8 @@ class LoraAdapter:
         return ModelPart("adapter", location(self.path), files_sha256(files))
 
     @contextlib.contextmanager
-    def tensors(self) -> Iterator[dict[str, dict[str, Any]]]:
-        """Open the matrices: by the name of each module its `A` `[rank, inputs]` and `B` `[outputs, rank]`.
-
-        Rows of the embedding are the only part, `rows`, of a module of that name.
+    def tensors(self) -> Iterator["Matrices"]:
+        """Open the matrices.
 
         Raises:
             ModelError: the file is missing or broken, or holds something else.
@@ -70,9 +68,12 @@ class LoraAdapter:
         with contextlib.ExitStack() as opened:
             file, names = open_safetensors(opened, path)
             found: dict[str, dict[str, Any]] = {}
+            rows: tuple[Any, str] | None = None
             for name in names:
-                if name.endswith(_TOKENS):
-                    found[EMBEDDING] = {"rows": (file, name)}
+                if _within_model(name.removeprefix(_WRAPPED)) == _TOKENS:
+                    if rows is not None:
+                        raise ModelError(f"{path}: has two tensors of rows of the embedding.")
+                    rows = file, name
                     continue
                 ending = next((each for each in _ENDINGS if name.endswith(each)), None)
                 if ending is None:
@@ -81,7 +82,19 @@ class LoraAdapter:
                 if part in found.setdefault(module, {}):
                     raise ModelError(f"{path}: has two tensors lora_{part} of {shown(module, 200)}.")
                 found[module][part] = (file, name)
-            yield found
+            yield Matrices(found, rows)
+
+
+class Matrices(NamedTuple):
+    """What an adapter holds; each tensor is its file and its name there.
+
+    Attributes:
+        products: By the name of each module its `A` `[rank, inputs]` and `B` `[outputs, rank]`.
+        rows: Rows of the embedding, `[tokens, embed]`, if it has some.
+    """
+
+    products: dict[str, dict[str, tuple[Any, str]]]
+    rows: tuple[Any, str] | None
 
 
 class MergedCheckpoint(Checkpoint):
@@ -130,7 +143,8 @@ class MergedCheckpoint(Checkpoint):
             for adapter in self._adapters:
                 matrices = opened.enter_context(adapter.tensors())
                 with _naming(adapter.path):
-                    stored |= _changed(adapter, adapter.settings(), matrices, stored)
+                    is_tied = self.settings().get("tie_word_embeddings") is True
+                    stored |= _changed(adapter, adapter.settings(), matrices, stored, is_tied=is_tied)
             yield stored
 
 
@@ -176,14 +190,15 @@ def _naming(path: Path) -> Iterator[None]:
 def _changed(
     adapter: LoraAdapter,
     settings: LoraSettings,
-    matrices: Mapping[str, Mapping[str, Any]],
+    matrices: Matrices,
     stored: Mapping[str, StoredTensor],
+    *,
+    is_tied: bool,
 ) -> dict[str, StoredTensor]:
     """Return the tensors that an adapter changes, by name; whatever PEFT would pass over in silence is refused."""
     path, products = adapter.path / _WEIGHTS, _products(stored)
-    changed = _with_rows(path, settings.tokens(), matrices.get(EMBEDDING), stored)
-    matrices = {module: pair for module, pair in matrices.items() if module != EMBEDDING}
-    for module, pair in matrices.items():
+    changed = _with_rows(path, settings.tokens(), matrices.rows, stored, is_tied=is_tied)
+    for module, pair in matrices.products.items():
         name = products.get(_within_model(module))
         if name is None:
             known = ", ".join(_PRODUCTS)
@@ -198,7 +213,7 @@ def _changed(
         if name in changed:
             raise ModelError(f"{path}: changes {name} twice.")
         changed[name] = _MergedTensor(stored[name], pair["A"], pair["B"], settings.scale(module))
-    prefix = _PREFIX if all(module.startswith(_PREFIX) for module in matrices) else ""
+    prefix = _PREFIX if all(module.startswith(_PREFIX) for module in matrices.products) else ""
     for module, name in products.items():
         if name not in changed and settings.targets(prefix + module):
             raise ModelError(f"{path}: {prefix}{module} has no tensors, though target_modules names it.")
@@ -208,21 +223,31 @@ def _changed(
 
 
 def _with_rows(
-    path: Path, tokens: Sequence[int], given: Mapping[str, Any] | None, stored: Mapping[str, StoredTensor]
+    path: Path,
+    tokens: Sequence[int],
+    rows: tuple[Any, str] | None,
+    stored: Mapping[str, StoredTensor],
+    *,
+    is_tied: bool,
 ) -> dict[str, StoredTensor]:
-    """Return the embedding with the rows that an adapter has for some tokens, by its name; nothing if it has none."""
-    if given is None and not tokens:
+    """Return the embedding with the rows that an adapter has for some tokens, by its name; nothing if it has none.
+
+    Where the head is the embedding, a checkpoint may store it by either name, or by both.
+    """
+    if rows is None and not tokens:
         return {}
-    if given is None or not tokens:
+    if rows is None or not tokens:
         raise ModelError(f"{path}: trainable_token_indices and rows of the embedding come together; one is missing.")
-    name = next((each for each in stored if each.endswith(f"{EMBEDDING}.weight")), None)
-    if name is None:
+    names = [name for name in stored if _within_model(name) == f"{EMBEDDING}.weight"]
+    names += [_HEAD] if is_tied and _HEAD in stored else []
+    if not names:
         raise ModelError(f"{path}: has rows of an embedding that the model does not have.")
-    count, width = stored[name].shape
-    if not all(0 <= token < count for token in tokens):
-        raise ModelError(f"{path}: trainable_token_indices are not all below {count}, the rows of the embedding.")
-    _check_shape(path, given["rows"], (len(tokens), width))
-    return {name: _ReplacedRows(stored[name], tokens, given["rows"])}
+    for name in names:
+        shape = stored[name].shape
+        if len(shape) != 2 or not all(0 <= token < shape[0] for token in tokens):
+            raise ModelError(f"{path}: trainable_token_indices are not all rows of {name}, which is {shape}.")
+        _check_shape(path, rows, (len(tokens), shape[1]))
+    return {name: _ReplacedRows(stored[name], tokens, rows) for name in names}
 
 
 def _check_shape(path: Path, tensor: tuple[Any, str], shape: tuple[int, ...]) -> None:

@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import logging
 import threading
+import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -29,6 +30,7 @@ from mis_core.scheduler.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 _UNDER_WAY = 2
+_LOOK_S = 0.002
 
 Listener = Callable[[Sequence[tuple[int, NewToken | Exception]]], None]
 """Gets, once in each step, what comes of the sequences that it listens to: the key of each with its next token, or why
@@ -143,13 +145,16 @@ class EngineLoop:
         under_way: deque[Running] = deque()
         pace = Pace()
         while not self._is_closing or under_way:
-            plan = self._next(wait=not under_way, seconds=pace.seconds_to_plan())
+            is_over = len(under_way) == 1 and self._is_over_before(under_way[0], pace.time_to_plan())
+            began = time.perf_counter() if under_way else None
+            plan = None if is_over else self._next(wait=not under_way)
             try:
                 if plan is not None:
                     with self._annotated(plan):
                         under_way.append(runner.run(plan))
                     size = runner.size_of(plan)
-                    pace.begin((size, plan.is_decoding))
+                    kind = size, plan.is_decoding, plan.dense_mask, plan.is_mixed
+                    pace.begin(kind, 0.0 if began is None else time.perf_counter() - began)
                     self._counts["step_tokens"] += size
                 if under_way and (plan is None or len(under_way) == _UNDER_WAY):
                     self._finish(under_way.popleft(), pace)
@@ -161,13 +166,28 @@ class EngineLoop:
                 runner.reset()
         self._fail(lambda: [*self._listeners], "The engine is closed.")
 
-    def _next(self, *, wait: bool, seconds: float) -> StepPlan | None:
-        """Plan a step, so many seconds from now. None: nothing to plan then, or, if `wait`, the engine closes."""
+    def _is_over_before(self, running: Running, until: float | None) -> bool:
+        """Wait for more requests until a time, unless those that have begun fill a step; return whether this one ended.
+
+        It is looked at every few milliseconds, since it may take less than expected.
+        """
+        if until is None:
+            return False
+        with self._changed:
+            while not self._is_closing and not self._scheduler.fills_a_step:
+                left = until - time.perf_counter()
+                if left <= 0:
+                    return False
+                if running.is_ready():
+                    return True
+                self._changed.wait(min(left, _LOOK_S))
+        return False
+
+    def _next(self, *, wait: bool) -> StepPlan | None:
+        """Plan a step. None: nothing to plan now, or, if `wait`, the engine closes."""
         with self._changed:
             if wait:
                 self._changed.wait_for(lambda: self._is_closing or self._scheduler.has_work)
-            elif seconds:
-                self._changed.wait_for(lambda: self._is_closing, seconds)
             if self._is_closing:
                 return None
             with jax.profiler.TraceAnnotation("mis.plan"):

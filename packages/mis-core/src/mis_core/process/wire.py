@@ -82,13 +82,8 @@ class Score(_Message, frozen=True):
         lens = request.read_lens
         if lens is not None and (len(lens) != items or ((lens < 1) | (lens > np.diff(offsets))).any()):
             raise ValueError(f"Rows to read that the {items} items do not have.")
-        at = request.read_at
-        if at is not None:
-            counts = np.ones(items, np.int32) if lens is None else lens
-            ends = np.repeat(np.diff(offsets), counts)
-            rises = np.diff(np.repeat(offsets[:-1], counts) + at) > 0 if len(at) == len(ends) else np.zeros(1, bool)
-            if not rises.all() or (at < 0).any() or (at >= ends).any():
-                raise ValueError("Rows to read that are not within their items, or do not rise.")
+        if request.read_at is not None:
+            _check_rows(request)
         if not 0 <= request.query_reads <= len(request.query) or not 0 <= request.top_tokens <= MAX_TOP_TOKENS:
             raise ValueError(f"{request.query_reads} rows of the query, {request.top_tokens} most probable tokens.")
         sampling = request.sampling
@@ -97,6 +92,17 @@ class Score(_Message, frozen=True):
         reads_something = labels.shape[1] or request.top_tokens or sampling is not None
         if len(labels) not in (1, request.num_reads) or not reads_something:
             raise ValueError(f"{request.num_reads} rows are read, but labels are of the shape {labels.shape}.")
+
+
+def _check_rows(request: ScoreRequest) -> None:
+    """Refuse rows that are not within their items or do not rise, and draws, which follow an item's last row."""
+    at, counts = request.read_at, np.diff(request.read_starts)
+    assert at is not None, "as whoever calls says"
+    if request.sampling is not None or len(at) != counts.sum(dtype=np.int64):
+        raise ValueError(f"{len(at)} rows to read, of {len(counts)} items, or rows of draws.")
+    starts, ends = (np.repeat(each, counts) for each in (request.item_starts[:-1], np.diff(request.item_starts)))
+    if (at < 0).any() or (at >= ends).any() or (np.diff(starts + at) <= 0).any():
+        raise ValueError("Rows to read that are not within their items, or do not rise.")
 
 
 class Generate(_Message, frozen=True):

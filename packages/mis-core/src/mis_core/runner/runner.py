@@ -58,6 +58,10 @@ class Runner:
             self._cache = jax.block_until_ready(self._empty_cache())
         except jax.errors.JaxRuntimeError as error:
             raise _no_room(pages * mesh.shape[DATA]) from error
+        is_sharded = mesh.shape[TENSOR] > 1  # then rows are streamed
+        self._log_sum_exp_rows = (
+            self._backend.normalised_rows if is_sharded else self._backend.log_sum_exp_rows(config.embed)
+        )
         self._sizes = token_buckets(shape.tokens)
         self._decode_sizes = [*few_rows(config, mesh.shape[TENSOR], self._backend), SLOTS]
         steps = {
@@ -98,13 +102,14 @@ class Runner:
             np.zeros(count * self.shape.shards, np.int32)
             for count in (PAIRS, self._backend.normalised_rows, SAMPLED_ROWS)
         )
+        normalised = np.zeros(self._log_sum_exp_rows * self.shape.shards, np.int32)
         for size in tqdm(self._sizes, desc="Compiling steps", unit="shape", disable=not progress):
             began = time.perf_counter()
             if self.shape.mixed is not None:
                 self._hidden(self._warm_up_step(size, is_mixed=True), size).block_until_ready()
             hidden = self._hidden(self._warm_up_step(size, is_mixed=False), size)
             self._reads.label_logits(self._weights, hidden, pairs, pairs).block_until_ready()
-            self._reads.log_sum_exp(self._weights, hidden, few).block_until_ready()
+            self._reads.log_sum_exp(self._weights, hidden, normalised).block_until_ready()
             chosen = [self._reads.choose_rows(hidden, rows) for rows in (few, sampled)]
             if not seconds:  # one program for all sizes, and slow to run on a CPU
                 jax.block_until_ready(self._reads.most_probable(self._weights, chosen[0]))
@@ -146,7 +151,7 @@ class Runner:
         reads, programs, weights, few = ReadPlan(plan), self._reads, self._weights, self._backend.normalised_rows
         returned: Returned = (
             [programs.label_logits(weights, hidden, *pairs) for pairs in reads.pairs.calls(PAIRS)],
-            [programs.log_sum_exp(weights, hidden, *rows) for rows in reads.normalised.calls(few)],
+            [programs.log_sum_exp(weights, hidden, *rows) for rows in reads.normalised.calls(self._log_sum_exp_rows)],
             [programs.most_probable(weights, programs.choose_rows(hidden, *rows)) for rows in reads.top.calls(few)],
             self._slots.draw(hidden, reads) if any(reads.draws) else [],
         )

@@ -145,8 +145,8 @@ def without_duplicates(request: ScoreRequest) -> tuple[ScoreRequest, Int32[np.nd
 
     Items are identical if their tokens, their context and their labels are. They are grouped by a random
     linear hash of their tokens (Carter and Wegman, J. Comput. Syst. Sci. 18, 1979), then compared token
-    by token. Without duplicates, the request itself and None; so too where more than the last row of each item is
-    read, or tokens are drawn, each with a key of its own.
+    by token. Without duplicates, the request itself and None; so too where other rows than the last one of each item
+    are read, or tokens are drawn, each with a key of its own.
     """
     reads_more = request.read_lens is not None or request.read_at is not None or request.query_reads > 0
     if reads_more or request.sampling is not None:

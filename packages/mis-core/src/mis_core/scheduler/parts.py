@@ -215,6 +215,7 @@ class PagedItems:
         self._tokens = self._repeated + np.diff(request.item_starts)[items]
         self._first_reads = request.read_starts[items]
         self._reads = np.diff(request.read_starts)[items]
+        self._read_within = request.read_within if len(items) else np.zeros(0, np.int32)
         self._pages = -(-self._tokens // PAGE_SIZE)
         self.longest_context = int((context_lens - self._repeated + self._tokens).max(initial=0))
         self._next = 0
@@ -251,7 +252,7 @@ class PagedItems:
         current = self._current = self._current or self._begin()
         first_read = int(self._first_reads[self._next])
         own = first_read - self._request.query_reads
-        within = self._request.read_within[own : own + int(self._reads[self._next])]
+        within = self._read_within[own : own + int(self._reads[self._next])]
         chunk = _Chunk(current.done, len(current.tokens), int(self._repeated[self._next]) + within, first_read)
         context_tokens = current.num_shared * PAGE_SIZE + len(current.tokens)
         room = chunk.find_room(builder, current, self._query.shards, context_tokens)

@@ -68,6 +68,11 @@ class Scheduler:
         return bool(self._waiting or self._turns or self._has_sequences)
 
     @property
+    def fills_a_step(self) -> bool:
+        """Whether what has begun and is not planned is more than a step takes."""
+        return sum(run.remaining_tokens for run in self._turns) >= self._shape.tokens * self._shape.shards
+
+    @property
     def _has_sequences(self) -> bool:
         return any(home.slots for home in self._homes)
 

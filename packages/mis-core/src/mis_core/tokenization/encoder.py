@@ -95,22 +95,6 @@ class Encoder:
         """Return the ids of a text; no special tokens are added."""
         return self.encoding(text).ids
 
-    def spans(
-        self, text: str, special: bool
-    ) -> tuple[Int32[np.ndarray, " tokens"], Int32[np.ndarray, "tokens columns"]]:
-        """Return the ids that `encode_all` returns for a text, and the library's offsets of each: begin and end."""
-        encoding = self.encoding(text, special and self.frame is None)
-        ids = np.array(encoding.ids, np.int32)
-        bounds = np.array(encoding.offsets, np.int32).reshape(-1, 2)
-        if not special or self.frame is None:
-            return ids, bounds
-        before, after = self.frame
-        lens = np.array([len(ids)])
-        if begin_with(ids, lens, before)[0]:
-            return ids, bounds
-        whole, _ = framed(ids, lens, before, after, np.array([True]))
-        return whole, np.pad(bounds, ((len(before), len(after)), (0, 0)))
-
     def encode_all(
         self, texts: Iterator[str], typical_len: int, count: int, special: bool
     ) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " items"]]:
@@ -122,14 +106,9 @@ class Encoder:
             count: How many there are, at least one.
             special: Whether special tokens are added at the ends.
         """
-        by_library = special and self.frame is None
-        size = max(1, _CHUNK_CHARACTERS // (typical_len + 64))
         tokens, lens = [], []
-        for _ in range(0, count, size):
-            chunk = list(itertools.islice(texts, size))
-            self._count(sum(map(len, chunk)), len(chunk))
-            with _failures_refused():
-                encodings = self._backend.encode_batch_fast(chunk, add_special_tokens=by_library)
+        by_library = special and self.frame is None
+        for encodings in self._encodings(self._backend.encode_batch_fast, texts, typical_len, count, by_library):
             rows = [encoding.ids for encoding in encodings]
             tokens.append(np.array(list(itertools.chain.from_iterable(rows)), np.int32))
             lens.extend(map(len, rows))
@@ -137,6 +116,47 @@ class Encoder:
         if not special or self.frame is None:
             return every, counts
         return framed(every, counts, *self.frame, ~begin_with(every, counts, self.frame[0]))
+
+    def encode_with_spans(
+        self, texts: Iterator[str], typical_len: int, count: int, special: bool
+    ) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " items"], Int32[np.ndarray, "tokens columns"]]:
+        """Return what `encode_all` returns, and the library's offsets of each token: begin and end.
+
+        Those of tokens that are added are 0. A text counts twice, since offsets cost as much as ids.
+        """
+        tokens: list[np.ndarray] = []
+        bounds: list[np.ndarray] = []
+        by_library = special and self.frame is None
+        for encodings in self._encodings(self._backend.encode_batch, texts, typical_len, count, by_library, times=2):
+            tokens += [np.array(encoding.ids, np.int32) for encoding in encodings]
+            bounds += [np.array(encoding.offsets, np.int32).reshape(-1, 2) for encoding in encodings]
+        lens = np.array(list(map(len, tokens)), np.int64)
+        every = np.concatenate(tokens)
+        if not special or self.frame is None:
+            return every, lens, np.concatenate(bounds)
+        wanted = ~begin_with(every, lens, self.frame[0])
+        added = [len(each) for each in self.frame]
+        padded = [np.pad(own, (added, (0, 0))) if frames else own for own, frames in zip(bounds, wanted, strict=True)]
+        return *framed(every, lens, *self.frame, wanted), np.concatenate(padded)
+
+    def _encodings(
+        self,
+        encode: Callable[..., list[tokenizers.Encoding]],
+        texts: Iterator[str],
+        typical_len: int,
+        count: int,
+        by_library: bool,
+        *,
+        times: int = 1,
+    ) -> Iterator[list[tokenizers.Encoding]]:
+        """Yield what the library makes of texts, some of them at a time, each counted so many times."""
+        size = max(1, _CHUNK_CHARACTERS // (typical_len + 64))
+        for _ in range(0, count, size):
+            chunk = list(itertools.islice(texts, size))
+            self._count(times * sum(map(len, chunk)), times * len(chunk))
+            with _failures_refused():
+                encodings = encode(chunk, add_special_tokens=by_library)
+            yield encodings
 
     def _count(self, characters: int, texts: int) -> None:
         self._meter.count(characters, texts)

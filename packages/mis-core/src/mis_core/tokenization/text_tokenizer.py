@@ -135,14 +135,10 @@ class TextTokenizer:
         Raises:
             RequestError: `token_id_exceeds_vocab`.
         """
-        rows, spans = [], []
-        for text in texts:
-            ids, bounds = self._encoder.spans(text, add_special_tokens)
-            rows.append(ids)
-            spans.append(bounds)
-        tokens, lens = np.concatenate(rows), np.array(list(map(len, rows)), np.int64)
+        longest = max(map(len, texts))
+        tokens, lens, spans = self._encoder.encode_with_spans(iter(texts), longest, len(texts), add_special_tokens)
         self.vocabulary.sort_out(tokens, lens, field)
-        return tokens, lens, np.concatenate(spans)
+        return tokens, lens, spans
 
     def encode_parts(
         self, parts: Sequence[str], *, field: str = "text"

@@ -28,6 +28,8 @@ class Backend(ABC):
     Attributes:
         name: What messages and scopes call it.
         fastest_dtype: The type that it multiplies fastest, `float32` or `bfloat16`.
+        normalised_rows: Rows of one call that streams over the vocabulary. By default the scored rows of a usual step:
+            the vocabulary is read once for all of them.
         drawn_rows: Rows that next tokens are drawn from at a time; divides 64.
         vocab_chunk: Rows of the output projection that it reads at a time; each turn costs several launches.
         contexts: Most contexts of a step.
@@ -41,6 +43,7 @@ class Backend(ABC):
 
     name: ClassVar[str]
     fastest_dtype: ClassVar[str] = "bfloat16"
+    normalised_rows: ClassVar[int] = 256
     drawn_rows: ClassVar[int] = 8
     vocab_chunk: ClassVar[int] = 32_768
     contexts: ClassVar[int] = 8
@@ -60,10 +63,9 @@ class Backend(ABC):
     def create(cls, heads: HeadShape, dtype: str) -> Self:
         """Return the backend for a model that fits it."""
 
-    @property
-    def normalised_rows(self) -> int:
-        """Rows of one call of the log-sum-exp: those that a usual step scores."""
-        return 256
+    def log_sum_exp_rows(self, embed: int) -> int:
+        """Return the rows of one call of `log_sum_exp` with rows of so many elements."""
+        return self.normalised_rows
 
     @property
     @abstractmethod

@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from mis_core.tasks.classify.body import ClassifyBody
-from mis_core.tasks.classify.token_task import TOKEN_CLASSIFY, TokenClassifyResult
+from mis_core.tasks.classify.token_task import TOKEN_CLASSIFY, TOKEN_VALUES, TokenClassifyResult
 from mis_server.model import in_thread_if_large
 from mis_server.schemas.bodies import described
 from mis_server.schemas.token_classify import EXAMPLES, TokenClassifyReply, TokenLabel, TokenLabels
@@ -26,7 +26,7 @@ async def token_classify(request: Request) -> Response:
     reply = TokenClassifyReply(
         **service.head("token-classify", request),
         labels=list(result.labels),
-        data=await in_thread_if_large(result.probabilities.size, _data, result),
+        data=await in_thread_if_large(result.probabilities.size + TOKEN_VALUES * len(result.best), _data, result),
         usage=usage_of(result.usage),
     )
     return json_reply(reply, answered)

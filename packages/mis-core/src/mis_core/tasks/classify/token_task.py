@@ -25,6 +25,9 @@ from mis_core.tasks.served import check_task
 from mis_core.tasks.usage import Usage
 from mis_core.tokenization import Tokenizer
 
+TOKEN_VALUES = 16
+"""What a token costs in a reply besides its probabilities, in values like these."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Texts:
@@ -132,9 +135,9 @@ def parse_tokens(
         assert tokenizer is not None, "texts without one are refused"
         tokens, lens, spans = tokenizer.encode_with_spans(inputs, body.add_special_tokens, field="input")
         inputs, texts = rows_of(tokens, lens), Texts(tuple(inputs), spans)
-    most, rows = limits.max_scores, len(limits.head_labels)
-    if (count := int(inputs.lens.sum())) * rows > most:
-        message = f"input has {count} tokens, each of which has {rows} labels; at most {most // rows} are allowed."
+    most = limits.max_scores // (len(limits.head_labels) + TOKEN_VALUES)
+    if (count := int(inputs.lens.sum())) > most:
+        message = f"input has {count} tokens; at most {most} are labelled in a request."
         raise RequestError("too_many_tokens", message, "input")
     request = request_of(inputs, limits, body.cache_salt, every_token=True)
     return ParsedTokens((request,), texts, limits.head_labels, activation)

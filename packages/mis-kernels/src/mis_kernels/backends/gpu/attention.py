@@ -88,10 +88,10 @@ class _Softmax(NamedTuple):
 
     def add(self, k: Array, v: Array, visible: Array | None = None, *, q: Array, scale: float) -> "_Softmax":
         """Take in a tile: k and v `[keys, columns]`, visible `[rows, keys]` or all of them, q `[rows, columns]`."""
-        logits = _product(q, k, 1)
+        logits = _product(q, k, 1) * scale
         logits = logits if visible is None else jnp.where(visible, logits, _MASKED)
-        highest = jnp.maximum(self.highest, logits.max(1) * scale)
-        weights = jnp.exp2(logits * scale - highest[:, None])
+        highest = jnp.maximum(self.highest, logits.max(1))
+        weights = jnp.exp2(logits - highest[:, None])
         fade = jnp.exp2(self.highest - highest)
         weighted = self.weighted * fade[:, None] + _product(weights.astype(v.dtype), v, 0)
         return _Softmax(highest, self.total * fade + weights.sum(1), weighted)

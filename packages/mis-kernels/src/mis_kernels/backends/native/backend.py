@@ -43,10 +43,9 @@ class NativeProductsBackend(XlaCpuBackend):
         """Reorder bits for tile registers, layer by layer."""
         return PackedWeight(np.stack([packed.pack(layer.view(np.uint16)) for layer in weight]))
 
-    @property
-    def normalised_rows(self) -> int:
-        """Without tile registers few, as small requests score: reading the head again costs little."""
-        return super().normalised_rows if library.has_tiles() else 32
+    def log_sum_exp_rows(self, embed: int) -> int:
+        """Of native logits few, as small requests score: reading the head again costs little."""
+        return 32 if self.takes_few_rows(embed) else super().log_sum_exp_rows(embed)
 
     def log_sum_exp(self, hidden: Array, weight: Array) -> Array | None:
         """Take native logits, where `logits` does."""

@@ -124,14 +124,10 @@ class XlaCpuBackend(XlaBackend):
 
     platforms = ("cpu",)
     fastest_dtype = "float32"
+    normalised_rows = 128
     drawn_rows = 1
     vocab_chunk = 8192
     keeps_bits = True
-
-    @property
-    def normalised_rows(self) -> int:
-        """Fewer than on accelerators, since steps are smaller."""
-        return 128
 
 
 BACKENDS = (XlaCpuBackend, XlaBackend)
