@@ -84,7 +84,7 @@ class Worst:
         ]
 
     def classifications(self) -> Bodies:
-        """Bodies of `/v1/classify`."""
+        """Bodies of `/v1/classify` and `/v1/token_classify`, of which a model has one."""
         bodies = [
             {"input": self._words(20_000)},
             {"input": self._documents},
@@ -94,7 +94,7 @@ class Worst:
             {"input": self._letters},
             {"input": [self._letters] * 3},  # refused
         ]
-        return [("/v1/classify", body) for body in bodies]
+        return [(path, body) for path in ("/v1/classify", "/v1/token_classify") for body in bodies]
 
     def chats(self) -> Bodies:
         """Bodies of `/v1/chat/completions`."""

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator
 
 import numpy as np
+import pytest
 from test_callers import PAGES, SHAPES, Load
 from test_scheduler import Driver, request_of, tokens
 from test_waiting import driver_of
@@ -15,7 +16,7 @@ from mis_core.requests import Layout, ScoreRequest
 from mis_core.scheduler.scheduler import Scheduler
 
 SHAPE = SHAPES["native"]
-CALLERS = 500
+CALLERS = pytest.mark.parametrize("callers", [100, pytest.param(500, marks=pytest.mark.full)])
 
 
 def large(items: int) -> ScoreRequest:
@@ -51,16 +52,18 @@ def test_a_request_of_one_item_is_answered_by_the_step_after_the_next() -> None:
     assert waits(running(large(20_000)), 1).tolist() == [2]
 
 
-def test_500_requests_wait_at_most_twice_as_long_beside_a_large_one() -> None:
-    without, beside = waits(running(), CALLERS), waits(running(large(20_000)), CALLERS)
+@CALLERS
+def test_requests_wait_at_most_twice_as_long_beside_a_large_one(callers: int) -> None:
+    without, beside = waits(running(), callers), waits(running(large(20_000)), callers)
     for percentile in (50, 99):
         assert np.percentile(beside, percentile) <= 2 * np.percentile(without, percentile) + 1
 
 
-def test_a_large_request_takes_at_most_four_times_its_steps() -> None:
+@CALLERS
+def test_a_large_request_takes_at_most_four_times_its_steps(callers: int) -> None:
     alone, driver, requests = running(), running(large(1_000)), small()
     alone.run(large(1_000))
-    driver.submit(*itertools.islice(requests, CALLERS))
+    driver.submit(*itertools.islice(requests, callers))
     while 0 not in driver.answers and len(driver.plans) <= 4 * len(alone.plans):
         answered = len(driver.answers)
         driver.step()

@@ -39,7 +39,7 @@ def parse_score_request(
     Ids that were read before come as `TokenRows`, nested for `items`, not for `query`; none is empty as a whole.
     """
     _check_not_pairs(body)
-    if other := limits.why_not("score"):
+    if limits.only_task is not None and (other := limits.why_not("score")):
         raise RequestError("task_not_supported", other, "model")
     declared = LaidOutScoreBody if limits.layouts else ScoreBody
     check_names(body, tuple(declared.__struct_fields__))
