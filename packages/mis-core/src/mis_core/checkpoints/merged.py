@@ -20,7 +20,7 @@ from mis_core.errors import ModelError, shown
 _SETTINGS, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _WRAPPED = "base_model.model."
 _ENDINGS = {".lora_A.weight": "A", ".lora_B.weight": "B"}
-_TOKENS = f"{EMBEDDING}.token_adapter.trainable_tokens_delta"  # the rows themselves, whatever they are called
+_TOKENS = f"{EMBEDDING}.token_adapter.trainable_tokens_delta"  # the new rows, not differences, despite the name
 _PREFIX, _HEAD = "model.", "lm_head.weight"
 _PRODUCTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Modules that adapters may change, besides single rows of the embedding; others are refused by name."""

@@ -69,7 +69,7 @@ class Scheduler:
 
     @property
     def fills_a_step(self) -> bool:
-        """Whether what has begun and is not planned is more than a step takes."""
+        """Whether the requests that have begun still need as many tokens as a step has."""
         return sum(run.remaining_tokens for run in self._turns) >= self._shape.tokens * self._shape.shards
 
     @property

@@ -13,7 +13,7 @@ from mis_core.tokenization import MAX_CHARACTERS
 
 _ONLY = {
     "decide": "This model has nothing but a decision head; it decides, and has no other task.",
-    "token_classify": "This model has a head that labels tokens, for POST /v1/token_classify, and no other task.",
+    "token_classify": "This model has a head that labels tokens: it serves POST /v1/token_classify, and no other task.",
 }
 
 

@@ -33,7 +33,7 @@ def _why_not(task: str, tokenizer: Tokenizer | None, limits: Limits) -> str | No
         return other
     if task == "token_classify" and limits.only_task != task:
         return (
-            "This model has no head that labels tokens; /v1/token_classify needs one, such as that of "
+            "This model has no head that labels tokens. /v1/token_classify needs one, such as that of "
             "Qwen3ForTokenClassification."
         )
     if task == "classify" and not limits.head_labels:

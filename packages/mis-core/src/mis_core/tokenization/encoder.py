@@ -122,7 +122,7 @@ class Encoder:
     ) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " items"], Int32[np.ndarray, "tokens columns"]]:
         """Return what `encode_all` returns, and the library's offsets of each token: begin and end.
 
-        Those of tokens that are added are 0. A text counts twice, since offsets cost as much as ids.
+        Both are 0 for tokens that are added. Each text counts twice, since its offsets cost as much as its ids.
         """
         tokens: list[np.ndarray] = []
         bounds: list[np.ndarray] = []

@@ -26,7 +26,7 @@ from mis_core.tasks.usage import Usage
 from mis_core.tokenization import Tokenizer
 
 TOKEN_VALUES = 16
-"""What a token costs in a reply besides its probabilities, in values like these."""
+"""What the other fields of a token cost in a reply, as a number of probabilities."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
