@@ -1,6 +1,5 @@
 """What `mis-bench plan` simulates, beside HAProxy and three real replicas."""
 
-import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -51,7 +50,7 @@ def hashes_of(gateway: Gateway, queries: range) -> tuple[list[int], list[int]]:
     """Return of every query the hash, and the replica that gets it."""
     begin = len(gateway.log)
     got = [int(post(gateway, query).headers["x-mis-replica"].rpartition("-")[2]) - 1 for query in queries]
-    return [key_of(key) for key in re.findall(r" key=query:(\S+) ", gateway.log[begin:])], got
+    return [key_of(key) for key in gateway.query_keys(len(queries), begin)], got
 
 
 def test_keys_go_where_haproxy_sends_them(pretended: list[PretendedReplica]) -> None:

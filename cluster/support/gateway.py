@@ -1,6 +1,7 @@
 """HAProxy with the files of `deploy/haproxy`, in front of given replicas."""
 
 import os
+import re
 import socket
 import subprocess
 import tempfile
@@ -17,6 +18,7 @@ from mis_testing.server import free_port, stop
 FILES = Path(__file__).parents[2] / "deploy" / "haproxy"
 _READY_S = 30  # every client below is without certificates, which would be read for each
 _POLL_S = 0.05
+_QUERY_KEY = re.compile(r" key=query:(\S+) ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,21 @@ class Gateway:
     def log(self) -> str:
         """Its log so far."""
         return self.log_path.read_text(encoding="utf-8", errors="replace")
+
+    def query_keys(self, count: int, begin: int) -> list[str]:
+        """Return the keys of queries in its log behind `begin`, once there are this many.
+
+        HAProxy may write a request's line some moments after the answer.
+
+        Raises:
+            TimeoutError: The log does not get so many.
+        """
+        deadline = time.monotonic() + _READY_S
+        while len(keys := _QUERY_KEY.findall(self.log[begin:])) < count:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"The log has {len(keys)} keys of {count} requests:\n{self.log[begin:]}")
+            time.sleep(_POLL_S)
+        return keys
 
     def command(self, line: str) -> str:
         """Send a line to its socket, as an operator does with socat; return the answer."""
