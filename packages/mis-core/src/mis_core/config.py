@@ -119,6 +119,12 @@ class EngineConfig:
         "decision_template.jinja; default: what the checkpoint's decision.json says, otherwise mis.",
         group="Model",
     )
+    decision_head: str | None = option(
+        None,
+        "Folder or name of a pointer head, as any2jev saves it, with its adapter and tokenizer; the model is then "
+        "what it was trained on. A model that is such a folder needs no option.",
+        group="Model",
+    )
     choice_order: ChoiceOrder = option(  # noqa: RUF009 - of an immutable type
         "given",
         "In which order decisions read options and levels, unless a request says otherwise.",
@@ -261,6 +267,10 @@ class EngineConfig:
             raise ConfigError(
                 "multi_item_scoring_chunk_size is at most 1 with scoring_algorithm serial.",
                 "multi_item_scoring_chunk_size",
+            )
+        if self.decision_head is not None and self.decision_prompt is not None:
+            raise ConfigError(
+                "decision_prompt has no meaning with decision_head, which has prompts of its own.", "decision_prompt"
             )
         if not self.enable_mis:
             raise ConfigError("enable_mis cannot be disabled: this engine always scores that way.", "enable_mis")

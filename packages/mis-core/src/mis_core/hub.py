@@ -4,6 +4,7 @@ import dataclasses
 import os
 from pathlib import Path
 
+import msgspec
 from huggingface_hub import constants, snapshot_download
 
 from mis_core.config import EngineConfig
@@ -11,23 +12,47 @@ from mis_core.errors import ConfigError, ModelError
 
 # Weights and plain data only, never code; the README says what a model was made for.
 _FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "README.md", "head.pt"]  # that is never opened
+_PACKAGE, _MOST_BYTES = "any2jev.json", 1 << 20
+
+
+class _Package(msgspec.Struct):
+    """What a folder with a pointer head says of the model that it was trained on."""
+
+    base: str
+    revision: str | None = None
 
 
 def resolve(config: EngineConfig) -> EngineConfig:
     """Return a config that names local directories and files only, downloading what is not there yet.
 
+    A model that is a folder with a pointer head becomes the model which that names, with `decision_head`.
+
     Raises:
         ConfigError: a revision of local files is asked for; there is only one.
-        ModelError: as `resolve_model`.
+        ModelError: as `resolve_model`, or a folder with a pointer head names no model.
     """
     if config.revision is not None and Path(config.model).exists():
         raise ConfigError("revision is of a model that is given by name; this one is a path.", "revision")
     model = resolve_model(config.model, config.revision, config.download_dir)
-    tokenizer, adapter = (
+    if (model / _PACKAGE).is_file() and config.decision_head is None:
+        package = _read_package(model / _PACKAGE)
+        config = dataclasses.replace(config, decision_head=str(model))
+        model = resolve_model(package.base, package.revision, config.download_dir)
+    tokenizer, adapter, head = (
         None if path is None else str(resolve_model(path, None, config.download_dir))
-        for path in (config.tokenizer_path, config.merge_lora)
+        for path in (config.tokenizer_path, config.merge_lora, config.decision_head)
     )
-    return dataclasses.replace(config, model=str(model), revision=None, tokenizer_path=tokenizer, merge_lora=adapter)
+    return dataclasses.replace(
+        config, model=str(model), revision=None, tokenizer_path=tokenizer, merge_lora=adapter, decision_head=head
+    )
+
+
+def _read_package(path: Path) -> _Package:
+    try:
+        with path.open("rb") as file:
+            return msgspec.json.decode(file.read(_MOST_BYTES), type=_Package)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ModelError(f"{path}: {error}.") from None
 
 
 def resolve_model(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:

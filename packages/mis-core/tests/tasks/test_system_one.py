@@ -18,7 +18,7 @@ from scipy.special import softmax
 
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput
-from mis_core.tasks.decide.asked import AskedQuestion
+from mis_core.tasks.decide.asked_question import AskedQuestion
 from mis_core.tasks.decide.system_one.answers import SystemOneChoice, SystemOneNoul, SystemOneResult, SystemOneScore
 from mis_core.tasks.decide.system_one.task import ParsedSystemOne, finish_system_one, parse_system_one
 from mis_core.tasks.decide.task import parse_decision

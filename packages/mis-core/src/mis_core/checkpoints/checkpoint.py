@@ -13,6 +13,7 @@ import tokenizers
 
 from mis_core.checkpoints.decision_files import StoredHead
 from mis_core.checkpoints.digests import ModelPart
+from mis_core.checkpoints.pointer_files import StoredPointer
 from mis_core.checkpoints.signs import Signs
 
 
@@ -59,6 +60,7 @@ class StoredDecision:
         head: What is said of a trained head; None if there is none. Its files may say what those two do.
         source: Name of what says so, for errors; None: `decision.json`.
         as_llama_cpp: As of `DecisionContract`.
+        pointer: How a head is read that is of a folder with a pointer head; None of all others.
     """
 
     settings: dict[str, Any] | None = None
@@ -66,6 +68,7 @@ class StoredDecision:
     head: StoredHead | None = None
     source: str | None = None
     as_llama_cpp: bool = False
+    pointer: StoredPointer | None = None
 
 
 class Checkpoint(ABC):

@@ -21,6 +21,7 @@ _SETTINGS, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _WRAPPED = "base_model.model."
 _ENDINGS = {".lora_A.weight": "A", ".lora_B.weight": "B"}
 _TOKENS = f"{EMBEDDING}.token_adapter.trainable_tokens_delta"  # the new rows, not differences, despite the name
+_WHOLE = f"{EMBEDDING}.weight", f"{EMBEDDING}.token_adapter.base_layer.weight"  # saved where tokens were added
 _PREFIX, _HEAD = "model.", "lm_head.weight"
 _PRODUCTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Modules that adapters may change, besides single rows of the embedding; others are refused by name."""
@@ -51,6 +52,23 @@ class LoraAdapter:
         with _naming(path):
             return parse_lora_settings(given)
 
+    def vocab_size(self, count: int) -> int:
+        """Return how many tokens a model of so many has with the adapter, which may bring embeddings of more.
+
+        Raises:
+            ModelError: as `settings` and `tensors`, or there are tokens in between of which nobody has one.
+        """
+        with self.tensors() as matrices:
+            if matrices.embedding is not None:
+                file, name = matrices.embedding
+                return int(file.get_slice(name).get_shape()[0])
+        beyond = sorted(token for token in self.settings().tokens() if token >= count)
+        if beyond != [*range(count, count + len(beyond))]:
+            raise ModelError(
+                f"{self.path}: has embeddings of the tokens {beyond}, which do not follow the {count} of the model."
+            )
+        return count + len(beyond)
+
     def part(self) -> ModelPart:
         """Read the files whole, for a checksum."""
         files = [self.path / name for name in (_SETTINGS, _WEIGHTS)]
@@ -68,12 +86,13 @@ class LoraAdapter:
         with contextlib.ExitStack() as opened:
             file, names = open_safetensors(opened, path)
             found: dict[str, dict[str, Any]] = {}
-            rows: tuple[Any, str] | None = None
+            of_embedding: dict[bool, tuple[Any, str]] = {}
             for name in names:
-                if _within_model(name.removeprefix(_WRAPPED)) == _TOKENS:
-                    if rows is not None:
+                within = _within_model(name.removeprefix(_WRAPPED))
+                if within == _TOKENS or within in _WHOLE:
+                    if (within in _WHOLE) in of_embedding:
                         raise ModelError(f"{path}: has two tensors of rows of the embedding.")
-                    rows = file, name
+                    of_embedding[within in _WHOLE] = file, name
                     continue
                 ending = next((each for each in _ENDINGS if name.endswith(each)), None)
                 if ending is None:
@@ -82,7 +101,7 @@ class LoraAdapter:
                 if part in found.setdefault(module, {}):
                     raise ModelError(f"{path}: has two tensors lora_{part} of {shown(module, 200)}.")
                 found[module][part] = (file, name)
-            yield Matrices(found, rows)
+            yield Matrices(found, of_embedding.get(False), of_embedding.get(True))
 
 
 class Matrices(NamedTuple):
@@ -91,10 +110,12 @@ class Matrices(NamedTuple):
     Attributes:
         products: By the name of each module its `A` `[rank, inputs]` and `B` `[outputs, rank]`.
         rows: Rows of the embedding, `[tokens, embed]`, if it has some.
+        embedding: The whole embedding, whose place those rows take, `[vocab, embed]`, if it has it.
     """
 
     products: dict[str, dict[str, tuple[Any, str]]]
     rows: tuple[Any, str] | None
+    embedding: tuple[Any, str] | None
 
 
 class MergedCheckpoint(Checkpoint):
@@ -163,18 +184,22 @@ class _MergedTensor(StoredTensor):
 
 
 class _ReplacedRows(StoredTensor):
-    """An embedding of which some rows are others; see `StoredTensor`."""
+    """An embedding that is another, or of which some rows are others; see `StoredTensor`."""
 
-    def __init__(self, weight: StoredTensor, tokens: Sequence[int], rows: tuple[Any, str]) -> None:
+    def __init__(self, weight: StoredTensor, tokens: Sequence[int], matrices: "Matrices") -> None:
         self.shape = weight.shape
         self.stored_type = weight.stored_type
-        self._weight, self._tokens, self._rows = weight, tokens, rows
+        self._weight, self._tokens, self._matrices = weight, tokens, matrices
 
     def read(self) -> np.ndarray:
         """Return the whole, in float32: whoever keeps it rounds it once."""
-        file, name = self._rows
-        whole = self._weight.read().astype(np.float32)
-        whole[np.array(self._tokens)] = file.get_tensor(name).astype(np.float32)
+        rows, embedding = (
+            None if each is None else each[0].get_tensor(each[1]).astype(np.float32)
+            for each in (self._matrices.rows, self._matrices.embedding)
+        )
+        whole = self._weight.read().astype(np.float32) if embedding is None else embedding
+        if rows is not None:
+            whole[np.array(self._tokens)] = rows
         return whole
 
 
@@ -197,7 +222,7 @@ def _changed(
 ) -> dict[str, StoredTensor]:
     """Return the tensors that an adapter changes, by name; whatever PEFT would pass over in silence is refused."""
     path, products = adapter.path / _WEIGHTS, _products(stored)
-    changed = _with_rows(path, settings.tokens(), matrices.rows, stored, is_tied=is_tied)
+    changed = _with_rows(path, settings.tokens(), matrices, stored, is_tied=is_tied)
     for module, pair in matrices.products.items():
         name = products.get(_within_model(module))
         if name is None:
@@ -225,7 +250,7 @@ def _changed(
 def _with_rows(
     path: Path,
     tokens: Sequence[int],
-    rows: tuple[Any, str] | None,
+    matrices: Matrices,
     stored: Mapping[str, StoredTensor],
     *,
     is_tied: bool,
@@ -234,10 +259,10 @@ def _with_rows(
 
     Where the head is the embedding, a checkpoint may store it by either name, or by both.
     """
-    if rows is None and not tokens:
-        return {}
-    if rows is None or not tokens:
+    if (matrices.rows is None) != (not tokens):
         raise ModelError(f"{path}: trainable_token_indices and rows of the embedding come together; one is missing.")
+    if matrices.rows is None and matrices.embedding is None:
+        return {}
     names = [name for name in stored if _within_model(name) == f"{EMBEDDING}.weight"]
     names += [_HEAD] if is_tied and _HEAD in stored else []
     if not names:
@@ -246,8 +271,10 @@ def _with_rows(
         shape = stored[name].shape
         if len(shape) != 2 or not all(0 <= token < shape[0] for token in tokens):
             raise ModelError(f"{path}: trainable_token_indices are not all rows of {name}, which is {shape}.")
-        _check_shape(path, rows, (len(tokens), shape[1]))
-    return {name: _ReplacedRows(stored[name], tokens, rows) for name in names}
+        for tensor, count in ((matrices.rows, len(tokens)), (matrices.embedding, shape[0])):
+            if tensor is not None:
+                _check_shape(path, tensor, (count, shape[1]))
+    return {name: _ReplacedRows(stored[name], tokens, matrices) for name in names}
 
 
 def _check_shape(path: Path, tensor: tuple[Any, str], shape: tuple[int, ...]) -> None:

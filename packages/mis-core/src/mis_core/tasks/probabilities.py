@@ -1,7 +1,7 @@
 """From logits to probabilities, on the host, in float64: finite logits never make NaN or infinity."""
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int32
+from jaxtyping import Bool, Float32, Float64
 from scipy.special import softmax
 
 from mis_core.requests import EngineOutput
@@ -32,11 +32,11 @@ def normalised(
 
 def label_softmax(
     logits: Float32[np.ndarray, "items labels"],
-    label_ids: Int32[np.ndarray, "label_rows labels"],
+    is_label: Bool[np.ndarray, "label_rows labels"],
     temperature: float | Float64[np.ndarray, "items 1"] = 1.0,
 ) -> Float32[np.ndarray, "items labels"]:
     """Return the softmax of each item's labels after division by the temperature; 0 where there is no label."""
-    values = np.where(label_ids >= 0, logits.astype(np.float64), -np.inf)
+    values = np.where(is_label, logits.astype(np.float64), -np.inf)
     below_best = values - values.max(axis=1, keepdims=True)  # first: a small temperature then overflows to -inf only
     with np.errstate(over="ignore"):
         return softmax(below_best / temperature, axis=1).astype(np.float32)

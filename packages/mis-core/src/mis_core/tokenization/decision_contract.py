@@ -34,7 +34,7 @@ class _Settings(msgspec.Struct, frozen=True):
     adapter: str | None = None
 
 
-class DecisionContract(msgspec.Struct, frozen=True):
+class DecisionContract(msgspec.Struct, frozen=True, tag="prompt"):
     """How questions are put, and what answers them.
 
     Attributes:

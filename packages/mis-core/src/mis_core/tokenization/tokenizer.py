@@ -8,13 +8,14 @@ from typing import Self
 import msgspec
 import tokenizers
 
-from mis_core.checkpoints import Checkpoint, open_checkpoint
+from mis_core.checkpoints import Checkpoint, open_checkpoint, open_described
 from mis_core.checkpoints.decision_files import text_settings
 from mis_core.config import RERANK_RECIPES, EngineConfig
 from mis_core.errors import ModelError
 from mis_core.tokenization.chat_template import ChatTemplate
 from mis_core.tokenization.decision_contract import DecisionContract
 from mis_core.tokenization.encoder import is_failure_of_library
+from mis_core.tokenization.pointer_contract import PointerContract
 from mis_core.tokenization.text_tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ class _Stored(msgspec.Struct):
     end_ids: frozenset[int] = frozenset()
     rerank_template: ChatTemplate | None = None
     vocabulary_size: int | None = None
-    decision: DecisionContract | None = None
+    decision: DecisionContract | PointerContract | None = None
 
 
 class Tokenizer(TextTokenizer):
@@ -47,7 +48,7 @@ class Tokenizer(TextTokenizer):
         chat_template: ChatTemplate | None = None,
         end_ids: frozenset[int] = frozenset(),
         rerank_template: ChatTemplate | None = None,
-        decision: DecisionContract | None = None,
+        decision: DecisionContract | PointerContract | None = None,
     ) -> None:
         """Wrap a fast tokenizer; truncation and padding it was saved with are switched off."""
         super().__init__(backend)
@@ -67,14 +68,17 @@ class Tokenizer(TextTokenizer):
             ModelError: a file is missing or broken; it is named.
         """
         most = config.max_checkpoint_file_bytes
-        model = open_checkpoint(config.model, most)
+        model = open_described(config)
         stored = model if config.tokenizer == config.model else open_checkpoint(config.tokenizer, most)
         loaded = cls.from_pretrained(stored, config.chat_template, config.rerank_file)
         special_tokens = {} if loaded.chat_template is None else loaded.chat_template.special_tokens
-        loaded.decision = DecisionContract.chosen(config, model, special_tokens)
         rows = text_settings(model.settings()).get("vocab_size")
         if not isinstance(rows, int):
             return loaded  # such a model is refused where its weights are loaded
+        if pointer := None if config.decision_head is None else model.decision().pointer:
+            loaded.decision = PointerContract.of(pointer, loaded._backend, rows, str(config.decision_head))
+        else:
+            loaded.decision = DecisionContract.chosen(config, model, special_tokens)
         beyond = sum(token >= rows for token in loaded._backend.get_vocab().values())
         if beyond:
             logger.warning(
@@ -126,6 +130,11 @@ class Tokenizer(TextTokenizer):
         read = cls(backend, stored.chat_template, stored.end_ids, stored.rerank_template, stored.decision)
         return read.within(stored.vocabulary_size)
 
+    @property
+    def decision_template(self) -> ChatTemplate | None:
+        """The template by which decisions are asked, if they are asked by one."""
+        return self.decision.template if isinstance(self.decision, DecisionContract) else None
+
     def to_json(self) -> str:
         """Write the tokenizer as it is."""
         templates = self.chat_template, self.end_ids, self.rerank_template
@@ -152,10 +161,9 @@ class Tokenizer(TextTokenizer):
 
     def compiled(self) -> Self:
         """Return `with_faults`, having compiled the templates in this process; raises the same."""
-        decision = None if self.decision is None else self.decision.template
         faults = [
             None if template is None else template.find_fault()
-            for template in (self.chat_template, self.rerank_template, decision)
+            for template in (self.chat_template, self.rerank_template, self.decision_template)
         ]
         return self.with_faults(*faults)
 

@@ -129,6 +129,7 @@ def decisive(asked: OfflineTask, config: EngineConfig, **output: Any) -> dict[st
         "model", "revision", "tokenizer_path", "quantization", "context_length", "rerank_template", "chat_template",
         "multi_item_scoring_delimiter",
     )  # fmt: skip
+    newer = "merge_lora", "decision_prompt", "decision_head"
     return (
         {name: value for name, value in asdict(asked).items() if name not in unimportant}
         | output
@@ -136,7 +137,7 @@ def decisive(asked: OfflineTask, config: EngineConfig, **output: Any) -> dict[st
         | asked.depends_on(config)
         | ({"ignore_unknown_settings": True} if config.ignore_unknown_settings else {})
         # Only where they are given, so that jobs begun before there was such an option go on.
-        | {name: value for name in ("merge_lora", "decision_prompt") if (value := getattr(config, name)) is not None}
+        | {name: value for name in newer if (value := getattr(config, name)) is not None}
     )
 
 

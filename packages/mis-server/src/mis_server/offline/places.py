@@ -32,7 +32,12 @@ class Place:
 
 def engine_places(config: EngineConfig) -> list[Place]:
     """Return what an engine reads."""
-    models = {"the model": config.model, "the tokenizer": config.tokenizer_path, "the adapter": config.merge_lora}
+    models = {
+        "the model": config.model,
+        "the tokenizer": config.tokenizer_path,
+        "the adapter": config.merge_lora,
+        "the decision head": config.decision_head,
+    }
     files = {
         "the chat template": config.chat_template,
         "the rerank template": config.rerank_file,

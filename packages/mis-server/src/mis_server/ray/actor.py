@@ -43,8 +43,8 @@ class Host:
 
 
 _PATHS = (
-    "model", "tokenizer_path", "chat_template", "rerank_template", "decision_prompt", "merge_lora",
-    "compilation_cache_dir", "download_dir",
+    "model", "tokenizer_path", "chat_template", "rerank_template", "decision_prompt", "decision_head",
+    "merge_lora", "compilation_cache_dir", "download_dir",
 )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ import msgspec
 from mis_core.tasks.text.messages import count_characters
 from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.chat_template import ChatTemplate, reason_of, refused
+from mis_core.tokenization.decision_contract import DecisionContract
 
 BRIEF_S = 0.03
 """Seconds of processor time that all renderings of a job may take if others wait for it."""
@@ -202,7 +203,7 @@ def watch_templates(tokenizer: Tokenizer, renderer: Renderer) -> None:
     chat, rerank = tokenizer.chat_template, tokenizer.rerank_template
     tokenizer.chat_template = None if chat is None else WatchedTemplate.of(chat, renderer)
     tokenizer.rerank_template = None if rerank is None else WatchedTemplate.of(rerank, renderer)
-    if tokenizer.decision is not None:
+    if isinstance(tokenizer.decision, DecisionContract):
         watched = WatchedTemplate.of(tokenizer.decision.template, renderer)
         tokenizer.decision = msgspec.structs.replace(tokenizer.decision, template=watched)
 
@@ -213,10 +214,9 @@ Faults = tuple[str | None, str | None, str | None]
 
 def find_faults(tokenizer: Tokenizer) -> Faults:
     """Compile the templates of a tokenizer, and return what is wrong with them."""
-    decision = None if tokenizer.decision is None else tokenizer.decision.template
     chat, rerank, decision_fault = (
         None if template is None else template.find_fault()
-        for template in (tokenizer.chat_template, tokenizer.rerank_template, decision)
+        for template in (tokenizer.chat_template, tokenizer.rerank_template, tokenizer.decision_template)
     )
     return chat, rerank, decision_fault
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from mis_core.tasks.decide.asked import Judged
+from mis_core.tasks.decide.judged import Judged
 from mis_core.tasks.decide.questions import Option, Question
 
 

@@ -1,4 +1,4 @@
-"""Questions that are asked, whatever wire format they came in: their prompts, and what the model's outputs say of them.
+"""Questions that are asked, whatever wire format they came in, and their prompts.
 
 The query is the rendered conversation; an item is a question and what the template writes after it, so all questions of
 a request are answered by the next token in one packed request. A question is as many items as its options are read in
@@ -9,27 +9,27 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Int64
 
 from mis_core.config import ChoiceOrder
 from mis_core.errors import RequestError
 from mis_core.ragged import offsets
-from mis_core.requests import EngineOutput, ScoreRequest
+from mis_core.requests import ScoreRequest
 from mis_core.tasks.decide.asked_question import AskedQuestion, OwnStyle, Prompt, Style, cut_prompt
 from mis_core.tasks.decide.codes import Codes
 from mis_core.tasks.decide.content import Content
 from mis_core.tasks.decide.contract import ContractStyle
 from mis_core.tasks.decide.conversation import Message
+from mis_core.tasks.decide.pointer import PointerStyle
 from mis_core.tasks.decide.prompts import Prompter
 from mis_core.tasks.decide.questions import Question
 from mis_core.tasks.fields.field import Field
 from mis_core.tasks.fields.item_errors import ItemError, ItemErrors
-from mis_core.tasks.fields.labels import label_matrix
-from mis_core.tasks.fields.token_rows import TokenRows
 from mis_core.tasks.fields.values import check_characters, check_count
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.probabilities import check_finite, label_logprobs, label_softmax
 from mis_core.tokenization import NOTHING, Joined, Tokenizer
+from mis_core.tokenization.decision_contract import DecisionContract
+from mis_core.tokenization.pointer_contract import PointerContract
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,31 +42,14 @@ class Asked:
         members: The questions of each request, by their numbers; none of those that are not asked.
         questions: All questions in their order.
         is_joint: Whether answers depend on the other questions.
+        points: Whether a pointer head answers, whose values `pointed` returns; otherwise labels do.
     """
 
     requests: tuple[ScoreRequest, ...]
     members: tuple[tuple[int, ...], ...]
     questions: tuple[AskedQuestion | ItemError, ...]
     is_joint: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Judged:
-    """What the model says of a question.
-
-    Attributes:
-        question: The question.
-        probabilities: `[labels]` among all of them, in the order they were given, averaged over the orders in which
-            they were read; of a predicate those of yes and no.
-        best: Place of the most probable option, of equals the one that is read first.
-        label_mass: Probability of all its labels together over the whole vocabulary; None of a trained head, which
-            says nothing of that.
-    """
-
-    question: Question
-    probabilities: Float64[np.ndarray, " labels"]
-    best: int
-    label_mass: float | None
+    points: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,66 +114,20 @@ def ask(
             continue
         members.append(tuple(part.kept.tolist()))
         kept = [asked[index] for index in members[-1]]
-        labels = label_matrix(TokenRows.nested("questions", [each.labels[1] for each in kept for _ in each.orders]))
-        has_head = tokenizer.decision is not None and bool(tokenizer.decision.head_offsets)
-        requests.append(ScoreRequest(*joined, labels, apply_softmax=has_head, cache_salt=subject.cache_salt))
+        requests.append(style.request(joined, kept, subject.cache_salt))
     _check_tokens(requests, limits, subject.field)
     refused = {error.index: error for error in errors.errors}
     each = tuple(refused.get(index) or asked[index] for index in range(len(given)))
-    return Asked(tuple(requests), tuple(members), each, style.is_joint)
-
-
-def judge(asked: Asked, outputs: tuple[EngineOutput, ...]) -> list[Judged | ItemError]:
-    """Return what the engine's outputs say of each question, or why it was not asked.
-
-    The probability of a label is the softmax over the labels of its item, as that of a score with `apply_softmax`.
-    """
-    found: dict[int, Judged | ItemError] = {
-        index: each for index, each in enumerate(asked.questions) if isinstance(each, ItemError)
-    }
-    for request, output, own in zip(asked.requests, outputs, asked.members, strict=True):
-        questions = {index: each for index in own if isinstance(each := asked.questions[index], AskedQuestion)}
-        temperatures = [each.temperature for each in questions.values() for _ in each.orders]
-        probabilities, masses = _probabilities(request, output, np.array(temperatures))
-        begin = 0
-        for index, each in questions.items():
-            rows = slice(begin, begin + len(each.orders))
-            begin = rows.stop
-            mass = None if masses is None else float(masses[rows].mean())
-            found[index] = _judged(each, probabilities[rows, : len(each.labels[0])], mass)
-    return [found[index] for index in range(len(asked.questions))]
-
-
-def _judged(
-    asked: AskedQuestion, probabilities: Float64[np.ndarray, "rows labels"], label_mass: float | None
-) -> Judged:
-    by_option = np.zeros(len(asked.orders[0]))
-    for order, row in zip(asked.orders, probabilities, strict=True):
-        by_option[order] += row
-    by_option /= len(asked.orders)
-    best = max(asked.orders[0], key=lambda index: by_option[index])
-    return Judged(asked.question, by_option, best, label_mass)
-
-
-def _probabilities(
-    request: ScoreRequest, output: EngineOutput, temperatures: Float64[np.ndarray, " items"]
-) -> tuple[Float64[np.ndarray, "items labels"], Float64[np.ndarray, " items"] | None]:
-    """Return the probability of each label of each item, and that of all its labels over the whole vocabulary.
-
-    The latter is None where labels are rows of a trained head.
-    """
-    is_label = request.label_ids >= 0
-    check_finite(output.logits[is_label])
-    probabilities = label_softmax(output.logits, request.label_ids, temperatures[:, None]).astype(np.float64)
-    if not request.needs_log_sum_exp:
-        return probabilities, None
-    over_all = np.exp(label_logprobs(output).astype(np.float64)) * is_label
-    return probabilities, np.minimum(over_all.sum(axis=1), 1.0)  # rounded, they may come out above
+    points = isinstance(style, PointerStyle)
+    return Asked(tuple(requests), tuple(members), each, is_joint=style.is_joint, points=points)
 
 
 def _style(subject: Subject, tokenizer: Tokenizer, limits: Limits) -> Style:
-    if tokenizer.decision is not None:
-        return ContractStyle(tokenizer, tokenizer.decision, subject.state, subject.field, limits.vocab_size)
+    match tokenizer.decision:
+        case PointerContract() as contract:
+            return PointerStyle(tokenizer, contract, subject.state, subject.field, limits)
+        case DecisionContract() as contract:
+            return ContractStyle(tokenizer, contract, subject.state, subject.field, limits.vocab_size)
     prompter = Prompter(tokenizer, subject.conversation, subject.field)
     return OwnStyle(prompter, Codes(tokenizer.within(None), prompter, limits.vocab_size))
 
@@ -212,7 +149,7 @@ def _by_beginning(
 ) -> Iterator[tuple[ItemErrors, dict[int, list[Prompt]]]]:
     """Yield the questions whose prompts have one beginning, as those of an `ItemErrors`, and their prompts."""
     kept = [asked[index] for index in errors.kept.tolist()]
-    if style.is_joint or not kept:
+    if style.makes_tokens or not kept:
         yield errors, {}
         return
     found: dict[str, dict[int, list[Prompt]]] = {}
@@ -240,7 +177,7 @@ def _join(
     if not kept:
         return NOTHING
     most, most_tokens = limits.max_text_characters, limits.context_length
-    if style.is_joint:
+    if style.makes_tokens:
         return style.joined(kept, most_tokens)
     of_kept = [prompt for index in errors.kept.tolist() for prompt in prompts[index]]
     shared, rests = of_kept[0].shared, [prompt.rest for prompt in of_kept]

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from mis_core.config import ChoiceOrder
+from mis_core.requests import ScoreRequest
 from mis_core.tasks.decide.codes import Codes, Labels
 from mis_core.tasks.decide.prompts import Prompter
 from mis_core.tasks.decide.questions import Question
+from mis_core.tasks.fields.labels import label_matrix
+from mis_core.tasks.fields.token_rows import TokenRows
 from mis_core.tokenization import Joined
 
 
@@ -63,9 +66,12 @@ class Style(Protocol):
 
     Attributes:
         is_joint: Whether all questions stand in one prompt, so that answers depend on the other questions.
+        makes_tokens: Whether it makes tokens itself, by `joined`, for all questions at once; otherwise it makes texts,
+            by `prompts`.
     """
 
     is_joint: bool
+    makes_tokens: bool
 
     def ask(self, question: Question, choice_order: ChoiceOrder, path: str) -> AskedQuestion:
         """Return a question with its labels.
@@ -76,7 +82,7 @@ class Style(Protocol):
             path: Where it is, for errors.
 
         Raises:
-            RequestError: `too_few_label_tokens`.
+            RequestError: `too_few_label_tokens`, or it is too long.
         """
 
     def prompts(self, asked: Sequence[AskedQuestion], max_characters: int) -> list[list[Prompt]]:
@@ -91,21 +97,42 @@ class Style(Protocol):
         """
 
     def joined(self, asked: Sequence[AskedQuestion], context_length: int) -> Joined:
-        """Return the tokens of the one prompt of all questions, where it `is_joint`.
+        """Return the tokens of all questions, where it `makes_tokens`.
 
         Args:
             asked: Questions, at least one.
-            context_length: Most tokens of the prompt.
+            context_length: Most tokens of a prompt.
 
         Raises:
             RequestError: as `prompts`.
         """
+
+    def request(self, joined: Joined, asked: Sequence[AskedQuestion], cache_salt: str | None) -> ScoreRequest:
+        """Return what the engine computes for questions.
+
+        Args:
+            joined: Their tokens; an item for each order of each question.
+            asked: The questions.
+            cache_salt: Who shares cached prefixes, or None.
+
+        Raises:
+            RequestError: it would be too much.
+        """
+
+
+def label_request(
+    joined: Joined, asked: Sequence[AskedQuestion], cache_salt: str | None, *, has_head: bool
+) -> ScoreRequest:
+    """Return what reads each question's labels behind its items; labels that are rows of a head have no label mass."""
+    labels = TokenRows.nested("questions", [each.labels[1] for each in asked for _ in each.orders])
+    return ScoreRequest(*joined, label_matrix(labels), apply_softmax=has_head, cache_salt=cache_salt)
 
 
 class OwnStyle:
     """Our own prompt: `Question.text` as the last message of a conversation. See `Style`."""
 
     is_joint = False
+    makes_tokens = False
 
     def __init__(self, prompter: Prompter, codes: Codes) -> None:
         self._prompter = prompter
@@ -121,5 +148,9 @@ class OwnStyle:
         return [[cut_prompt(*next(made)) for _ in each.orders] for each in asked]
 
     def joined(self, asked: Sequence[AskedQuestion], context_length: int) -> Joined:
-        """Questions are asked apart."""
+        """Questions are texts."""
         raise NotImplementedError
+
+    def request(self, joined: Joined, asked: Sequence[AskedQuestion], cache_salt: str | None) -> ScoreRequest:
+        """Return what reads the codes; see `Style`."""
+        return label_request(joined, asked, cache_salt, has_head=False)

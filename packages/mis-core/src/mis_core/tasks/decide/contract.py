@@ -15,7 +15,8 @@ import numpy as np
 
 from mis_core.config import ChoiceOrder
 from mis_core.errors import RequestError
-from mis_core.tasks.decide.asked_question import AskedQuestion, Prompt, cut_prompt
+from mis_core.requests import ScoreRequest
+from mis_core.tasks.decide.asked_question import AskedQuestion, Prompt, cut_prompt, label_request
 from mis_core.tasks.decide.codes import CODES, Labels
 from mis_core.tasks.decide.content import Content
 from mis_core.tasks.decide.questions import Question
@@ -35,6 +36,7 @@ class ContractStyle:
 
     Attributes:
         is_joint: Whether all questions stand in one prompt, which is read at a mark for each.
+        makes_tokens: Likewise.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class ContractStyle:
         if outer is None:
             message = "This model has no chat template, which the prompt of transformers needs."
             raise RequestError("task_not_supported", message, "model")
-        self.is_joint = not contract.in_chat and contract.template.reads("questions")
+        self.is_joint = self.makes_tokens = not contract.in_chat and contract.template.reads("questions")
         self._outer = outer
         self._mark = (
             tokenizer.spans.marker(outer.source, (MARK, SPLIT))
@@ -115,6 +117,10 @@ class ContractStyle:
             raise RequestError("context_length_exceeded", message, "questions")
         before = (ends - 1).astype(np.int32)
         return Joined(tokens, tokens[before], np.arange(len(asked) + 1, dtype=np.int32), before)
+
+    def request(self, joined: Joined, asked: Sequence[AskedQuestion], cache_salt: str | None) -> ScoreRequest:
+        """Return what reads the labels, or the rows of a head; see `Style`."""
+        return label_request(joined, asked, cache_salt, has_head=bool(self._contract.head_offsets))
 
     def _rendered(self, render: Callable[[], str]) -> str:
         try:

@@ -14,9 +14,10 @@ from mis_core.tasks.decide.answers import (
     RefusalAnswer,
     answer,
 )
-from mis_core.tasks.decide.asked import Asked, Subject, ask, judge
+from mis_core.tasks.decide.asked import Asked, Subject, ask
 from mis_core.tasks.decide.body import DecisionBody
 from mis_core.tasks.decide.conversation import read_conversation, state_of
+from mis_core.tasks.decide.judged import judge
 from mis_core.tasks.decide.questions import MAX_QUESTIONS, read_question
 from mis_core.tasks.fields.body import check_model, read_body
 from mis_core.tasks.fields.field import Field

@@ -119,7 +119,7 @@ def _relevance(request: ScoreRequest, output: EngineOutput) -> Float64[np.ndarra
     """Return the probability of the last label, the relevant one; of a head with one row, that row's sigmoid."""
     if output.logits.shape[1] == 1:
         return expit(output.logits[:, 0].astype(np.float64))
-    return label_softmax(output.logits, request.label_ids)[:, -1].astype(np.float64)
+    return label_softmax(output.logits, request.label_ids >= 0)[:, -1].astype(np.float64)
 
 
 def _read_document(index: int, document: object) -> str:

@@ -97,7 +97,7 @@ def finish_score(parsed: ParsedScore, outputs: tuple[EngineOutput, ...]) -> Scor
         assert logprobs is not None, "sequences need log_sum_exp"
         logits = logprobs = parsed.sequences.logprobs(logprobs)
     if request.apply_softmax:
-        scores = label_softmax(logits, request.label_ids, request.temperature)
+        scores = label_softmax(logits, request.label_ids >= 0, request.temperature)
     else:
         assert logprobs is not None, "without softmax, needs_log_sum_exp is true"
         scores = np.exp(logprobs)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from mis_core.tasks.decide.asked import Judged
+from mis_core.tasks.decide.judged import Judged
 
 
 @dataclass(frozen=True, slots=True)

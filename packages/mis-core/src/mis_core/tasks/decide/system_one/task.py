@@ -6,9 +6,10 @@ import msgspec
 
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
-from mis_core.tasks.decide.asked import Asked, Subject, ask, judge
+from mis_core.tasks.decide.asked import Asked, Subject, ask
 from mis_core.tasks.decide.content import as_text, read_any
 from mis_core.tasks.decide.conversation import Message
+from mis_core.tasks.decide.judged import judge
 from mis_core.tasks.decide.questions import Question
 from mis_core.tasks.decide.system_one.answers import (
     FailedQuestion,
