@@ -63,15 +63,17 @@ struct Product {
   const uint16_t* weights;  // tiles of one layer, [out / 16, in / 32, 512]; gated: of gate, then of up
   const uint16_t* residual; // [rows, out] to add before rounding, or null
   uint16_t* out;            // [rows, out]
-  int64_t rows, in, out_columns;
+  int64_t zeros, in, out_columns;  // rows are zeros from `zeros` on, and so are their products
   bool gated, has_tiles;
 
   // Computes rows x columns of the output; columns begin at a multiple of 32, and rows where there are tile registers.
   void compute(int64_t row, int64_t rows_here, int64_t column, int64_t columns, Buffer<float>& sums) const {
     const int64_t halves = gated ? 2 : 1, stride = halves * columns, column_tiles = in / 32 * kTile;
-    const int64_t pass = has_tiles || rows_here > kFewRows ? kDepth : in;
-    float* c = sums.ensure(rows_here * stride);
-    for (int64_t begin = 0; begin < in; begin += pass) {
+    const int64_t used = std::clamp<int64_t>(zeros - row, 0, rows_here), rows_used = has_tiles ? (used + 31) / 32 * 32 : used;
+    const int64_t pass = has_tiles || rows_used > kFewRows ? kDepth : in;
+    float* c = sums.ensure((rows_used + 1) * stride);
+    std::fill_n(c + rows_used * stride, stride, 0.0f);
+    for (int64_t begin = 0; begin < (rows_used ? in : 0); begin += pass) {
       const int64_t depth = std::min(pass, in - begin);
       for (int64_t half = 0; half < halves; ++half) {
         for (int64_t n = 0; n < columns; n += 32) {
@@ -79,9 +81,9 @@ struct Product {
           const uint16_t* from = x + row * in + begin;
           float* to = c + half * columns + n;
           if (has_tiles) {
-            multiply(from, in, rows_here, left, column_tiles, depth, begin == 0, to, stride);
+            multiply(from, in, rows_used, left, column_tiles, depth, begin == 0, to, stride);
           } else {
-            multiply_rows(from, in, rows_here, {left, column_tiles, kTile}, depth / 32, begin == 0, to, stride);
+            multiply_rows(from, in, rows_used, {left, column_tiles, kTile}, depth / 32, begin == 0, to, stride);
           }
         }
       }
@@ -89,7 +91,7 @@ struct Product {
     for (int64_t r = 0; r < rows_here; ++r) {
       const int64_t place = (row + r) * out_columns + column;
       uint16_t* to = out + place;
-      const float* from = c + r * stride;
+      const float* from = c + std::min(r, rows_used) * stride;
       for (int64_t n = 0; n < columns; n += 16) {
         __m512 value = _mm512_load_ps(from + n);
         if (gated) value = _mm512_mul_ps(silu(value), _mm512_load_ps(from + columns + n));
@@ -110,7 +112,7 @@ ffi::Error run(ffi::ThreadPool pool, ffi::Buffer<ffi::U16> x, ffi::Buffer<ffi::U
                         .weights = weights.typed_data() + layer.typed_data()[0] * per_layer,
                         .residual = residual.element_count() ? residual.typed_data() : nullptr,
                         .out = out->typed_data(),
-                        .rows = rows,
+                        .zeros = rows_before_zeros(x.typed_data(), rows, in),
                         .in = in,
                         .out_columns = columns,
                         .gated = gated,

@@ -174,22 +174,24 @@ struct Int8Product {
   const int8_t* weights;    // tiles of one weight, [out / 16, in / 4, 64]; gated: of gate, then of up
   const float* scales;      // [out], likewise
   float* out;               // [rows, out]
-  int64_t rows, in, out_columns;
+  int64_t zeros, in, out_columns;  // rows are zeros from `zeros` on, and so are their products
   bool gated, has_tiles;
 
   // Computes rows x columns of the output, columns in multiples of 16.
   void compute(int64_t row, int64_t rows_here, int64_t column, int64_t columns, Buffer<int32_t>& buffer) const {
     const int64_t halves = gated ? 2 : 1, stride = halves * columns;
-    int32_t* sums = buffer.ensure(rows_here * stride);
+    const int64_t used = std::clamp<int64_t>(zeros - row, 0, rows_here);
+    int32_t* sums = buffer.ensure((used + 1) * stride);
+    std::fill_n(sums + used * stride, stride, 0);
     for (int64_t half = 0; half < halves; ++half) {
       for (int64_t n = 0; n < columns; n += kRegisterTiles * kVector) {
         const int8_t* w = weights + (half * out_columns + column + n) * in;
         int32_t* to = sums + half * columns + n;
         switch (std::min<int64_t>(kRegisterTiles, (columns - n) / kVector)) {
-          case 4: multiply_all<4>(x + row * in, rows_here, w, in, to, stride, has_tiles); break;
-          case 3: multiply_all<3>(x + row * in, rows_here, w, in, to, stride, has_tiles); break;
-          case 2: multiply_all<2>(x + row * in, rows_here, w, in, to, stride, has_tiles); break;
-          default: multiply_all<1>(x + row * in, rows_here, w, in, to, stride, has_tiles);
+          case 4: multiply_all<4>(x + row * in, used, w, in, to, stride, has_tiles); break;
+          case 3: multiply_all<3>(x + row * in, used, w, in, to, stride, has_tiles); break;
+          case 2: multiply_all<2>(x + row * in, used, w, in, to, stride, has_tiles); break;
+          default: multiply_all<1>(x + row * in, used, w, in, to, stride, has_tiles);
         }
       }
     }
@@ -197,7 +199,7 @@ struct Int8Product {
       const __m512 row_scale = _mm512_set1_ps(row_scales[row + r]);
       for (int64_t n = 0; n < columns; n += kVector) {
         const auto scaled = [&](int64_t half) {
-          const __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums + r * stride + half * columns + n));
+          const __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums + std::min(r, used) * stride + half * columns + n));
           const __m512 scale = _mm512_loadu_ps(scales + half * out_columns + column + n);
           return _mm512_mul_ps(_mm512_mul_ps(sum, row_scale), scale);
         };
@@ -213,12 +215,14 @@ ffi::Error product(ffi::ThreadPool pool, ffi::Buffer<ffi::U8> x, ffi::Buffer<ffi
                    ffi::ResultBuffer<ffi::F32> out, bool gated, bool has_tiles) {
   const int64_t rows = x.dimensions()[0], in = x.dimensions()[1], columns = out->dimensions()[1];
   const int64_t matrix = first.typed_data()[0];
+  int64_t zeros = rows;  // of padding the scale is zero
+  while (zeros > 0 && row_scales.typed_data()[zeros - 1] == 0) --zeros;
   const Int8Product product{.x = x.typed_data(),
                             .row_scales = row_scales.typed_data(),
                             .weights = weights.typed_data() + matrix * columns * in,
                             .scales = scales.typed_data() + matrix * columns,
                             .out = out->typed_data(),
-                            .rows = rows,
+                            .zeros = zeros,
                             .in = in,
                             .out_columns = columns,
                             .gated = gated,

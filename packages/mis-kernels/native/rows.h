@@ -24,6 +24,17 @@ struct Columns {
   int64_t step;          // numbers between tiles of the same columns
 };
 
+// The rows of x [rows, size], in bfloat16, up to the last that is not all zeros: padding, at the end, is zeros.
+inline int64_t rows_before_zeros(const uint16_t* x, int64_t rows, int64_t size) {
+  for (; rows > 0; --rows) {
+    const uint16_t* row = x + (rows - 1) * size;
+    uint16_t found = 0;
+    for (int64_t i = 0; i < size; ++i) found |= row[i];
+    if (found & 0x7fff) break;  // whatever its sign
+  }
+  return rows;
+}
+
 // Two numbers in bfloat16, 16 times.
 inline __m512bh repeated(const uint16_t* x) {
   int32_t pair;

@@ -125,6 +125,22 @@ def test_a_rows_bits_do_not_depend_on_the_others(shape: tuple[int, int, int]) ->
         np.testing.assert_array_equal(np.asarray(gated(among, tiled))[11:][::-1], whole[first : first + 7])
 
 
+@NEEDS_INT8
+@pytest.mark.parametrize("shape", SHAPES[:2])
+@pytest.mark.parametrize("gated", [False, True])
+def test_rows_of_zeros_at_the_end_are_zeros_and_the_others_as_without_them(
+    shape: tuple[int, int, int], gated: bool
+) -> None:
+    x, weight = integers(*shape, block_of(shape[1]))
+    x, tiled = np.asarray(x * np.pi), on_device(int8.tile(weight)).at_layer(jnp.int32(1))
+    multiply = jax.jit(lambda x, w: w.product(int8.quantize_rows(x, w.block), gated=gated))
+    whole = np.asarray(multiply(x, tiled))
+    for used in (0, 1, shape[0] // 3, shape[0] - 1):
+        found = np.asarray(multiply(np.where(np.arange(len(x))[:, None] < used, x, 0), tiled))
+        np.testing.assert_array_equal(found[:used], whole[:used])
+        assert not found[used:].any()
+
+
 def test_tiles_hold_four_summands_by_column() -> None:
     weight = np.random.default_rng(0).integers(-128, 128, (3, 32, 48)).astype(np.int8)
     tiled = int8.tile(QuantizedWeight(weight, np.ones((3, 48), np.float32), 16))

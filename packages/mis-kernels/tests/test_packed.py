@@ -11,6 +11,7 @@ from kernel_cases import NEEDS_NATIVE
 from mis_kernels import to_bits
 from mis_kernels.backends.native import library
 from mis_kernels.backends.native.packed import PackedWeight, fits, pack
+from mis_testing.bits import assert_bits_equal
 from mis_testing.tolerances import ROUNDED_ONCE
 
 pytestmark = NEEDS_NATIVE
@@ -141,3 +142,26 @@ def test_misuse_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         stack(weight).at_layer(jnp.int32(0)).product(x[:40])
     assert fits(64, 96)
     assert not fits(64, 48)
+
+
+@pytest.mark.parametrize("shape", [(96, 64, 160), (640, 544, 64)])
+@pytest.mark.parametrize("gated", [False, True])
+def test_rows_of_zeros_at_the_end_are_zeros_and_the_others_as_without_them(
+    shape: tuple[int, int, int], gated: bool
+) -> None:
+    """Padding is such rows; what is added to them is there all the same."""
+    x, weight = tensors(*shape)
+    packed = stack(np.stack([weight, weight[:, ::-1]], axis=1) if gated else weight)
+    residual = jnp.asarray(np.random.default_rng(7).standard_normal((shape[0], shape[2])), jnp.bfloat16)
+
+    @jax.jit
+    def multiply(x: jax.Array, weight: PackedWeight) -> jax.Array:
+        own = weight.at_layer(jnp.int32(1))
+        return own.gated_linear(x) if gated else own.linear(x, residual)
+
+    added = np.zeros_like(residual) if gated else np.asarray(residual)
+    for used in (0, 1, shape[0] // 3, shape[0] - 1):
+        cut = x.at[used:].set(-0.0).at[: used // 2 : 2].set(0)  # zeros of any sign, and within
+        found = np.asarray(multiply(cut, packed))
+        assert_bits_equal(found[:used], np.asarray(multiply(cut.at[used:].set(1), packed))[:used])
+        assert_bits_equal(found[used:], added[used:])

@@ -33,6 +33,9 @@ Attend = Callable[[Array, Array, Array, Cache, Array], tuple[Array, Cache]]
 """`(q, k, v, cache, layer) -> (output, cache)`: k and v `[tokens, kv_heads, head_dim]`, q and output with `heads`."""
 
 
+PADDING = -1
+"""Token of rows that nobody reads."""
+
 NORM_OF = {"qkv": "attention_norm", "gate_up": "mlp_norm"}
 """The norm in front of a product, whose weights are multiplied into the product's by backends that fold norms."""
 
@@ -212,7 +215,8 @@ class Decoder(nnx.Module):
     ) -> tuple[Float[Array, "rows embed"], Cache]:
         """Return the final-normed hidden states of some rows, and the cache.
 
-        The last layer computes its output projection and its MLP for these rows only.
+        Rows of `PADDING` are zeros in every layer without biases, and native products pass over those at the end. The
+        last layer computes its output projection and its MLP for the chosen rows only.
         """
         rotations_of = make_rotations(self.config.layers, positions)
         graph, stacked = nnx.split(self.layers)
@@ -235,7 +239,8 @@ class Decoder(nnx.Module):
             return (kept(x), squares, cache), None
 
         with jax.named_scope("embed"):
-            x = gather_columns(from_bits(self.embedding[...][token_ids]))
+            x = gather_columns(from_bits(self.embedding[...][jnp.maximum(token_ids, 0)]))
+            x = jnp.where((token_ids == PADDING)[:, None], 0, x)
         last = len(self.config.layers) - 1
         with jax.named_scope("layers"):
             start = kept(x), squares_of(x, self.backend), cache

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from jaxtyping import Int32
 
+from mis_core.models.decoder import PADDING
 from mis_core.ragged import ramp
 from mis_core.scheduler.decoding import written_pages
 from mis_core.scheduler.plan import EXCHANGED, KEPT, PAGE_SIZE, SLOTS, ShardPlan, StepPlan, StepShape
@@ -18,7 +19,7 @@ class StepArrays(NamedTuple):
     """What a step takes besides weights and cache: a row for each device, or one row inside the step.
 
     Attributes:
-        token_ids: New tokens, `[devices, tokens]`.
+        token_ids: New tokens, `[devices, tokens]`; `PADDING` of rows that nobody reads.
         positions: Their positions, `[devices, tokens]`.
         scored_rows: Rows whose hidden states are returned, `[devices, scored]`.
         segments: What the tokens see, and where those of this device go, stacked by device.
@@ -93,7 +94,8 @@ def _row_writes(plan: StepPlan, tokens: int) -> Int32[np.ndarray, "devices token
 def _shard_arrays(
     backend: Backend, capacity: tuple[int, ...], shard: ShardPlan, page_writes: np.ndarray, tokens: int, scored: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, LaidOut]:
-    token_ids, positions, scored_rows = (np.zeros(size, np.int32) for size in (tokens, tokens, scored))
+    token_ids = np.full(tokens, PADDING, np.int32)
+    positions, scored_rows = (np.zeros(size, np.int32) for size in (tokens, scored))
     rows = np.repeat(shard.starts, shard.lens) + ramp(shard.lens)
     token_ids[rows], positions[rows] = shard.token_ids, shard.positions
     scored_rows[: len(shard.scored_rows)] = shard.scored_rows

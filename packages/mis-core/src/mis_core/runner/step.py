@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from mis_core.models.config import ModelConfig
-from mis_core.models.decoder import Decoder
+from mis_core.models.decoder import PADDING, Decoder
 from mis_core.models.parallel import DATA, TENSOR, partition
 from mis_core.runner.arrays import StepArrays
 from mis_core.scheduler.plan import EXCHANGED, PAGE_SIZE
@@ -44,7 +44,8 @@ def decode(
 ) -> tuple[Array, KeyValueCache]:
     """Run a step whose token ids are slots; `last` are the last tokens of all, `[devices * slots]`."""
     slots = jnp.asarray(arrays.token_ids)
-    token_ids = jnp.take_along_axis(last.reshape(len(slots), -1), slots, axis=1)
+    drawn = jnp.take_along_axis(last.reshape(len(slots), -1), jnp.maximum(slots, 0), axis=1)
+    token_ids = jnp.where(slots == PADDING, PADDING, drawn)
     return step(weights, cache, arrays._replace(token_ids=token_ids))
 
 
