@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from decision_heads import DIMENSIONS, pointer_package
 from mis_core.checkpoints import open_model
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, ModelError, RequestError
 from mis_core.hub import resolve
 from mis_core.tasks.decide.system_one.task import SYSTEM_ONE
 from mis_core.tokenization import Tokenizer
-from mis_testing import tiny_checkpoint
 from mis_testing.options import SMALL_ENGINE
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to"),  # as it should
 ]
 
-DIMENSIONS = 24
 ATOL = 1e-4
 
 QUESTIONS: dict[str, Any] = {
@@ -52,36 +51,9 @@ STATES: list[Any] = [
 ]
 
 
-def package(path: Path, family: str = "qwen3", *, grows: bool = False, **options: Any) -> Path:
-    """Write a folder as any2jev does, of a model with random weights, and return it; the model is in `base` beside it.
-
-    With `grows`, the tokenizer has delimiters of its own, behind all tokens of the model.
-    """
-    import torch
-    from any2jev.model import DecisionModel
-    from any2jev.packing import NEW_DELIM_TOKENS
-    from transformers import AutoTokenizer
-
-    base = tiny_checkpoint(path / "base", family)
-    if grows:
-        tokenizer = AutoTokenizer.from_pretrained(base)
-        base = tiny_checkpoint(path / "base", family, vocab_size=len(tokenizer))
-        tokenizer.add_special_tokens({"additional_special_tokens": list(NEW_DELIM_TOKENS)})
-        tokenizer.save_pretrained(base)
-    torch.manual_seed(3)
-    model = DecisionModel.from_base(str(base), device="cpu", head_dim=DIMENSIONS, lora_r=4, **options)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name or "trainable_tokens" in name:
-            torch.nn.init.normal_(parameter, std=0.2)
-        elif name.startswith("head."):
-            torch.nn.init.normal_(parameter, std=0.3)
-    model.temperature = 1.7
-    return model.save(path / "package")
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return package(tmp_path_factory.mktemp("pointer"))
+    return pointer_package(tmp_path_factory.mktemp("pointer"))
 
 
 @pytest.fixture
@@ -118,7 +90,7 @@ def test_answers_are_those_of_the_package(engine: "Engine", folder: Path) -> Non
 def test_so_they_are_of_every_family_and_with_tokens_that_the_model_lacks(tmp_path: Path, family: str) -> None:
     from mis_core import Engine
 
-    grown = package(tmp_path, family, grows=True, delimiters="add")
+    grown = pointer_package(tmp_path, family, grows=True, delimiters="add")
     with Engine.from_pretrained(grown, progress=False, **SMALL_ENGINE | {"dtype": "float32"}) as engine:
         rows = json.loads((tmp_path / "base" / "config.json").read_text())["vocab_size"]
         assert engine.tokenizer.vocabulary.size == rows + 5
