@@ -148,7 +148,7 @@ class TestTime:
         scenario = Scenario(replicas=1, replica=replica, request=request, rate=rate, balance_factor=0)
         return simulate(scenario, np.zeros(requests, np.int64), shares=np.ones(1))
 
-    @pytest.mark.parametrize("load", [0.3, 0.6])
+    @pytest.mark.parametrize("load", [pytest.param(0.3, marks=pytest.mark.full), 0.6])
     def test_waits_lie_between_a_queue_and_processor_sharing(self, load: float) -> None:
         """Mean latencies, in services: M/D/1 has `1 + load / (2 (1 - load))`, processor sharing `1 / (1 - load)`.
 
@@ -164,7 +164,7 @@ class TestTime:
         found = self.run(shape(step_s=0.0, row_s=0.0, front_s=1.0), rate=load)
         assert found.latency_s.mean() == pytest.approx(1 + load / (2 * (1 - load)), rel=0.12)
 
-    @pytest.mark.parametrize("load", [0.3, 0.6])
+    @pytest.mark.parametrize("load", [pytest.param(0.3, marks=pytest.mark.full), 0.6])
     def test_a_front_whose_time_varies_is_a_longer_queue(self, load: float) -> None:
         """Mean wait of M/G/1 is `load * E[S^2] / (2 (1 - load))` for a mean service of 1 (Pollaczek and Khinchine)."""
         factors = tuple(np.random.default_rng(RNG_SEED).permutation(np.repeat((0.5, 5.0), (8000, 1000))).tolist())

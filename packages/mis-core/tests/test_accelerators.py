@@ -109,6 +109,7 @@ def test_short_contexts_share_steps_of_their_own_on_tpus(
     assert not any(kinds[1:])
 
 
+@pytest.mark.full
 def test_many_callers_score_as_each_does_alone(engine: Engine) -> None:
     callers = [(ids(20 + n, 40)[0], ids(40 + n, 15)) for n in range(3)]
     alone = [softmax(engine, *caller) for caller in callers]
@@ -175,6 +176,7 @@ def test_bits_do_not_depend_on_what_other_items_say(engine: Engine) -> None:
         assert not np.array_equal(np.delete(after, at, 0), np.delete(before, at, 0))
 
 
+@pytest.mark.full
 def test_bits_do_not_depend_on_what_other_requests_left_in_the_cache(engine: Engine) -> None:
     before = softmax(engine, QUERY, ITEMS)
     for seed in range(3):

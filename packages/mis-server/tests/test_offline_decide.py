@@ -90,10 +90,12 @@ CODES = {"not json": "invalid_json", "null": "missing_state"}
 CODES_BY_ID = {"bad": "invalid_questions", "number": "invalid_state", "none": "missing_state"}
 
 
+@pytest.mark.parametrize("rows", [ROWS, pytest.param(1000, marks=pytest.mark.full)])
 def test_lines_have_the_bits_of_their_requests_though_the_run_is_killed_at_both_thirds(
-    checkpoint: Path, files: Path, engine: Engine
+    checkpoint: Path, files: Path, engine: Engine, rows: int
 ) -> None:
-    output, lines = files / "out.jsonl", lines_of(ROWS)
+    output, lines = files / "out.jsonl", lines_of(rows)
+    (files / "rows.jsonl").write_text("\n".join(lines) + "\n")
     piped = [sys.executable, "-m", "mis_server", *arguments(checkpoint, files, "--input", "-", "--output", "-")]
     done = subprocess.run(
         piped, input=gzip.compress((files / "rows.jsonl").read_bytes()), capture_output=True, timeout=300

@@ -254,7 +254,9 @@ def test_norms_are_multiplied_into_the_products_behind_them(directory: Path, mon
     assert not hasattr(folded, "mlp_norm")
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize(
+    "family", ["qwen3", *(pytest.param(each, marks=pytest.mark.full) for each in ("qwen2", "llama"))]
+)
 def test_folded_norms_change_no_score(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tiny_checkpoint(tmp_path / "model", family=family, num_hidden_layers=3)
     rewrite(directory, with_uneven_norms)

@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer, pipeline
 
+from decision_heads import CALIBRATION, EMBED, JUDGE, SLOTS, rows, with_judge, with_readout
 from decision_oracle import JOINT, QUESTIONS, STATES, compare, with_files
 from mis_core import Engine
 from mis_core.checkpoints import open_model
@@ -17,6 +18,7 @@ from mis_core.config import EngineConfig
 from mis_core.errors import ModelError, RequestError
 from mis_core.models.config import read_model_config
 from mis_core.tokenization import Tokenizer
+from mis_core.tokenization.decision_contract import DecisionContract
 from mis_testing import tiny_checkpoint
 from mis_testing.options import SMALL_ENGINE
 
@@ -24,37 +26,6 @@ pytestmark = [
     pytest.mark.parity,
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated"),  # which PEFT reads
 ]
-
-EMBED, SLOTS = 64, 12
-CODES = [*"ABCDEFG"]
-JUDGE: dict[str, Any] = {
-    "slots": {
-        "num_slots": SLOTS,
-        "verbalizers": ["No", "Yes", "0", "1", "2", "3", "4", *"ABCDE"],
-        "ranges": {"noul": [0, 2], "score": [2, 7], "choice": [7, 12]},
-    },
-    "softcap": 1.5,  # which bites: values are several times as high
-    "adapter_subfolder": None,
-}
-CALIBRATION = {"per_kind": {"noul": 0.8, "choice": 1.7, "score": 1.2}}
-
-
-def rows(count: int) -> np.ndarray:
-    return np.random.default_rng(3).standard_normal((count, EMBED)).astype(np.float32)
-
-
-def with_readout(path: Path, **fields: Any) -> Path:
-    settings = {"codes": CODES, "token_ids": [*range(7)], "temperature": 1.3, "prompt": "d3", "format_version": 1}
-    (path / "decision_config.json").write_text(json.dumps(settings | fields))
-    save_file({"weight": 0.2 * rows(len(CODES))}, path / "readout.safetensors")
-    return path
-
-
-def with_judge(path: Path, **fields: Any) -> Path:
-    (path / "judge_config.json").write_text(json.dumps(JUDGE | fields))
-    (path / "calibration.json").write_text(json.dumps(CALIBRATION))
-    save_file({"proj.weight": rows(SLOTS), "proj.bias": rows(SLOTS)[:, 0].copy()}, path / "head.safetensors")
-    return path
 
 
 def with_adapter(path: Path) -> Path:
@@ -187,7 +158,7 @@ def test_no_question_is_read_beyond_the_last_row(tmp_path: Path) -> None:
         assert beyond == 2048  # of the language model within
         copied = Tokenizer.from_json(engine.tokenizer.to_json())
         assert copied.decision == engine.tokenizer.decision
-        assert copied.decision is not None
+        assert isinstance(copied.decision, DecisionContract)
         assert copied.decision.head_rows == SLOTS
 
 
@@ -248,21 +219,26 @@ def test_a_head_that_is_not_understood_refuses_the_model_in_a_sentence(tmp_path:
 
 
 def test_temperatures_by_kind_of_question_are_those_of_decisionformer(tmp_path: Path) -> None:
-    questions = {"n": QUESTIONS["so"], "s": QUESTIONS["how"]}
-    found = []
+    contracts = []
     for name, fields in (("one", {}), ("by type", {"temperature_by_type": {"noul": 2.6}})):
         path = with_readout(tiny_checkpoint(tmp_path / name, "qwen3", vocab_size=2048), **fields)
-        with Engine.from_pretrained(path, progress=False, **SMALL_ENGINE | {"dtype": "float32"}) as engine:
-            found.append(engine.decide(STATES[1], questions).answers)
-    one, by_type = found
-    odds = [np.log(each["n"].noul / (1 - each["n"].noul)) for each in found]
-    assert odds[0] / odds[1] == pytest.approx(2, rel=1e-3)
-    assert one["s"] == by_type["s"]
+        contracts.append(contract_of(path))
+    kinds = {"noul": 2, "choice": 3, "score": 5}
+    one, by_type = ({kind: each.temperature_of(kind, count) for kind, count in kinds.items()} for each in contracts)
+    assert (one, by_type) == (dict.fromkeys(kinds, 1.3), one | {"noul": 2.6})
+
+
+def contract_of(path: Path) -> DecisionContract:
+    contract = Tokenizer.of(EngineConfig(model=str(path))).decision
+    assert isinstance(contract, DecisionContract)
+    return contract
 
 
 def test_files_of_decisions_beside_a_head_of_its_own_are_not_read(tmp_path: Path) -> None:
     path = with_judge(tiny_checkpoint(tmp_path / "model", "qwen3", vocab_size=2048))
-    check_answers(with_files(path, None, {"labels": {"noul": ["Y", "N"]}, "temperature": {"noul": 9.0}}))
+    without_files = contract_of(path)
+    with_files(path, None, {"labels": {"noul": ["Y", "N"]}, "temperature": {"noul": 9.0}})
+    assert contract_of(path) == without_files
 
 
 def test_a_changed_byte_of_head_or_adapter_changes_its_digest(tmp_path: Path) -> None:

@@ -19,9 +19,6 @@ TOKENS = 64
 APART = 1e-3
 """Two tokens whose log-probabilities are nearer may come in either order."""
 
-SHORT = ("qwen3", "smollm3")
-"""With norms of queries and keys, and with layers that do not rotate them."""
-
 _random = np.random.default_rng(11)
 PROMPTS = [_random.integers(0, 300, length).tolist() for length in (1, 5, 63, 64, 65, 100, 130, 300)]
 
@@ -45,7 +42,7 @@ def length_that_agrees(model: torch.nn.Module, prompt: list[int], choice: Genera
 
 
 @pytest.mark.parametrize(
-    "family", [family if family in SHORT else pytest.param(family, marks=pytest.mark.full) for family in FAMILIES]
+    "family", [family if family == "qwen3" else pytest.param(family, marks=pytest.mark.full) for family in FAMILIES]
 )
 def test_tokens_and_log_probabilities(family: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM

@@ -234,6 +234,7 @@ def test_values_have_the_same_bits_alone_and_among_others(engine) -> None:
                 assert_bits_equal(getattr(alone, name), getattr(among, name))
 
 
+@pytest.mark.full
 def test_nothing_is_compiled_for_reads_after_warm_up(checkpoint) -> None:
     with Engine.from_pretrained(checkpoint, progress=False, **SMALL_ENGINE | {"skip_warmup": False}) as engine:
         run(engine, *kinds(8)[2:])

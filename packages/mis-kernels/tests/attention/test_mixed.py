@@ -37,6 +37,12 @@ CASES = [
     Case("scattered pages", callers((130, 3, 20), (200, 3, 33)), tokens=640, shuffle=True, blocks=BLOCKS),
 ]
 CASES = [dataclasses.replace(case, blocks=BLOCKS) if case.blocks == SMALL else case for case in CASES]
+PER_COMMIT = CASES[0], CASES[2], CASES[4]  # every kind of tile
+
+
+def nightly(cases: list[Case]) -> list[Any]:
+    """Return the cases, those that are not for every commit marked."""
+    return [pytest.param(case, id=case.name, marks=() if case in PER_COMMIT else pytest.mark.full) for case in cases]
 
 
 def kinds(tiles: Any) -> set[int]:
@@ -44,17 +50,17 @@ def kinds(tiles: Any) -> set[int]:
 
 
 @pytest.mark.tpu
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", nightly(CASES))
 def test_agrees_with_the_reference(case: Case, interpret: bool) -> None:
     check(case, interpret)
 
 
 def test_the_cases_have_every_kind_of_tile() -> None:
-    found = [kinds(lay_out_case(case)[0].tiles) for case in CASES]
+    found = [kinds(lay_out_case(case)[0].tiles) for case in PER_COMMIT]
     assert set.union(*found) == {FULL, LIMITED, MASKED, NEAR}
 
 
-@pytest.mark.parametrize("case", [CASES[2], CASES[4]], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [pytest.param(CASES[2], marks=pytest.mark.full), CASES[4]], ids=lambda case: case.name)
 def test_no_races_and_nothing_uninitialised(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
     emulated = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
     check(dataclasses.replace(case, kv_heads=1, group=1), emulated)
@@ -71,7 +77,9 @@ def test_a_row_beyond_the_guard_agrees_where_contexts_share_a_tile(interpret: bo
 
 
 @pytest.mark.tpu
-@pytest.mark.parametrize("spoilt", [3.0, float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    "spoilt", [*(pytest.param(each, marks=pytest.mark.full) for each in (3.0, float("inf"))), float("nan")]
+)
 def test_bits_do_not_depend_on_what_neighbours_hold(spoilt: float, interpret: bool) -> None:
     """Another caller's new tokens and pages, in whose tile a part is ours."""
     case = dataclasses.replace(CASES[1], dtype="bfloat16")
