@@ -1,6 +1,8 @@
 """Trained decision heads, in each form in which transformers reads them, answer as its `JevForDecision`."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from mis_core.models.config import read_model_config
 from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.decision_contract import DecisionContract
 from mis_testing import tiny_checkpoint
+from mis_testing.devices import environment_with_devices
 from mis_testing.options import SMALL_ENGINE
 
 pytestmark = [
@@ -265,3 +268,35 @@ def test_a_changed_byte_of_head_or_adapter_changes_its_digest(tmp_path: Path) ->
     tensors = load_file(within / "model.safetensors")
     save_file(tensors | {"proj.bias": tensors["proj.bias"] + 1}, within / "model.safetensors")
     assert parts(within)["head"] != before["head"]
+
+
+PROGRAM = """
+import json, sys
+from mis_core import Engine
+path, questions, options = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+with Engine.from_pretrained(path, progress=False, **options) as engine:
+    answers = engine.decide("A cat sleeps on the warm mat.", questions).answers
+several = [value for name in ("which", "how") for value in answers[name].probabilities.values()]
+print(json.dumps([answers["so"].noul, *several]))
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("form", [with_judge, with_readout])
+def test_a_head_answers_alike_on_several_devices_and_beside_quantised_weights(
+    tmp_path: Path, form: Callable[[Path], Path]
+) -> None:
+    path = form(tiny_checkpoint(tmp_path / "model", "qwen3", vocab_size=2048, num_attention_heads=4))
+
+    def answers(**options: Any) -> np.ndarray:
+        given = SMALL_ENGINE | {"dtype": "float32"} | options
+        command = [sys.executable, "-c", PROGRAM, str(path), json.dumps(QUESTIONS), json.dumps(given)]
+        done = subprocess.run(command, env=environment_with_devices(2), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return np.array(json.loads(done.stdout.splitlines()[-1]))
+
+    alone = answers()
+    np.testing.assert_array_equal(answers(dp_size=2), alone)
+    np.testing.assert_allclose(answers(tp_size=2), alone, rtol=0, atol=1e-4)
+    quantised = answers(quantization="int8")
+    assert 0 < np.abs(quantised - alone).max() < 0.05
