@@ -270,7 +270,9 @@ class EngineConfig:
             )
         if self.decision_head is not None and self.decision_prompt is not None:
             raise ConfigError(
-                "decision_prompt has no meaning with decision_head, which has prompts of its own.", "decision_prompt"
+                "decision_prompt has no meaning for a pointer head (decision_head, or a model that is its folder), "
+                "which has prompts of its own.",
+                "decision_prompt",
             )
         if not self.enable_mis:
             raise ConfigError("enable_mis cannot be disabled: this engine always scores that way.", "enable_mis")

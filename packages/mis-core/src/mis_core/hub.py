@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 from huggingface_hub import constants, snapshot_download
@@ -12,13 +13,13 @@ from mis_core.errors import ConfigError, ModelError
 
 # Weights and plain data only, never code; the README says what a model was made for.
 _FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "README.md", "head.pt"]  # that is never opened
-_PACKAGE, _MOST_BYTES = "any2jev.json", 1 << 20
+_PACKAGE, _MOST_BYTES = "any2jev.json", 1 << 24
 
 
 class _Package(msgspec.Struct):
     """What a folder with a pointer head says of the model that it was trained on."""
 
-    base: str
+    base: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
     revision: str | None = None
 
 
@@ -34,8 +35,8 @@ def resolve(config: EngineConfig) -> EngineConfig:
     if config.revision is not None and Path(config.model).exists():
         raise ConfigError("revision is of a model that is given by name; this one is a path.", "revision")
     model = resolve_model(config.model, config.revision, config.download_dir)
-    if (model / _PACKAGE).is_file() and config.decision_head is None:
-        package = _read_package(model / _PACKAGE)
+    package = None if config.decision_head is not None else _package_of(model)
+    if package is not None:
         config = dataclasses.replace(config, decision_head=str(model))
         model = resolve_model(package.base, package.revision, config.download_dir)
     tokenizer, adapter, head = (
@@ -47,12 +48,28 @@ def resolve(config: EngineConfig) -> EngineConfig:
     )
 
 
-def _read_package(path: Path) -> _Package:
+def base_of(model: Path) -> str | None:
+    """Return the model that a folder with a pointer head names; None if it is no such folder.
+
+    Raises:
+        ModelError: it names none.
+    """
+    package = _package_of(model)
+    return None if package is None else package.base
+
+
+def _package_of(model: Path) -> _Package | None:
+    path = model / _PACKAGE
+    if not path.is_file():
+        return None
     try:
         with path.open("rb") as file:
-            return msgspec.json.decode(file.read(_MOST_BYTES), type=_Package)
-    except (OSError, msgspec.DecodeError) as error:
-        raise ModelError(f"{path}: {error}.") from None
+            return msgspec.json.decode(file.read(_MOST_BYTES).removeprefix(b"\xef\xbb\xbf"), type=_Package)
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise ModelError(
+            f"{path}: names no model that it was trained on ({str(error)[:200]}). Serve that model with "
+            f"--decision-head {model}."
+        ) from None
 
 
 def resolve_model(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer, pipeline
 
-from decision_heads import CALIBRATION, EMBED, JUDGE, SLOTS, rows, with_judge, with_readout
+from decision_heads import CALIBRATION, EMBED, JUDGE, SLOTS, pointer_package, rows, with_judge, with_readout
 from decision_oracle import JOINT, QUESTIONS, STATES, compare, with_files
 from mis_core import Engine
 from mis_core.checkpoints import open_model
@@ -282,7 +282,7 @@ print(json.dumps([answers["so"].noul, *several]))
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("form", [with_judge, with_readout])
+@pytest.mark.parametrize("form", [with_judge, with_readout, lambda path: pointer_package(path.parent)])
 def test_a_head_answers_alike_on_several_devices_and_beside_quantised_weights(
     tmp_path: Path, form: Callable[[Path], Path]
 ) -> None:

@@ -18,6 +18,7 @@ from mis_core.errors import ConfigError, ModelError, RequestError
 from mis_core.hub import resolve
 from mis_core.tasks.decide.system_one.task import SYSTEM_ONE
 from mis_core.tokenization import Tokenizer
+from mis_core.tokenization.chat_template import ChatTemplate
 from mis_testing.options import SMALL_ENGINE
 
 if TYPE_CHECKING:
@@ -162,13 +163,17 @@ def test_what_is_longer_than_the_head_was_trained_for_is_refused_and_not_cut(eng
     with pytest.raises(RequestError, match="characters of text"):
         engine.decide([deep] * 100, {"q": QUESTIONS["so"]})
     few = dataclasses.replace(engine.limits, max_scores=40 * DIMENSIONS)
-    with pytest.raises(RequestError, match="984 numbers for options; at most 960"):
+    with pytest.raises(RequestError, match=r"41 options and questions, .*; at most 40"):
         SYSTEM_ONE.parse({"state": "", "questions": {"many": QUESTIONS["many"]}}, engine.tokenizer, few)
 
 
 def test_the_model_has_no_other_task_and_says_what_it_is_made_of(engine: "Engine", folder: Path) -> None:
     with pytest.raises(RequestError, match="nothing but a decision head"):
         engine.score([1, 2, 3], [[4], [5]], [7, 8])
+    template = ChatTemplate("{{ broken").with_fault("it is broken")
+    engine.tokenizer.chat_template, kept = template, engine.tokenizer.chat_template
+    assert engine.decide("A cat.", {"so": QUESTIONS["so"]}).answers  # which needs no template
+    engine.tokenizer.chat_template = kept
     assert [(part.kind, part.name) for part in engine.parts] == [
         ("base", "base"),
         ("head", "package"),
@@ -180,7 +185,7 @@ def test_the_model_has_no_other_task_and_says_what_it_is_made_of(engine: "Engine
     assert resolve(named) == local
     tokenizer = Tokenizer.of(named)
     assert Tokenizer.from_json(tokenizer.to_json()).decision == tokenizer.decision == engine.tokenizer.decision
-    with pytest.raises(ConfigError, match="decision_prompt has no meaning with decision_head"):
+    with pytest.raises(ConfigError, match="decision_prompt has no meaning for a pointer head"):
         EngineConfig(model="m", decision_head="h", decision_prompt="mis")
 
 
@@ -202,7 +207,11 @@ def with_tensors(**tensors: Any) -> Callable[[Path], None]:
 
 BROKEN: list[tuple[Callable[[Path], Any], str]] = [
     (lambda path: (path / "any2jev.json").write_text("{"), r"any2jev\.json"),
-    (edited("any2jev.json", base=...), r"any2jev\.json: .*base"),
+    (edited("any2jev.json", base=...), r"any2jev\.json: names no model .* Serve that model with --decision-head"),
+    (edited("any2jev.json", base=""), "names no model"),
+    (lambda path: (path / "any2jev.json").write_bytes(b'{"base":"\xff"}'), "names no model"),
+    (lambda path: (path / "any2jev.json").write_text("[" * 100_000), "names no model"),
+    (edited("any2jev.json", hidden_size=32), "hidden_size is 32, and that of base is 64"),
     (edited("any2jev.json", base="/nowhere"), "'/nowhere' does not exist"),
     (edited("any2jev.json", head_dim=...), "missing required field `head_dim`"),
     (edited("any2jev.json", head_dim=0), "head_dim must be from 1 to 16,384, not 0"),
@@ -220,7 +229,7 @@ BROKEN: list[tuple[Callable[[Path], Any], str]] = [
     (lambda path: (path / "adapter" / "adapter_config.json").unlink(), r"adapter_config\.json: missing"),
     (
         edited("adapter/adapter_config.json", trainable_token_indices={"embed_tokens": [5, 6, 7, 8, 5000]}),
-        "do not follow",
+        "1 tokens up to 5000, which do not follow",
     ),
     (lambda path: (path / "tokenizer" / "tokenizer.json").unlink(), "has no tokenizer"),
 ]

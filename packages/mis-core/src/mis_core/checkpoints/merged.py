@@ -61,12 +61,16 @@ class LoraAdapter:
         with self.tensors() as matrices:
             if matrices.embedding is not None:
                 file, name = matrices.embedding
-                return int(file.get_slice(name).get_shape()[0])
+                shape = file.get_slice(name).get_shape()
+                if len(shape) != 2:
+                    raise ModelError(f"{self.path / _WEIGHTS}: tensor {shown(name, 200)} is no embedding, but {shape}.")
+                return int(shape[0])
         beyond = sorted(token for token in self.settings().tokens() if token >= count)
         if beyond != [*range(count, count + len(beyond))]:
-            raise ModelError(
-                f"{self.path}: has embeddings of the tokens {beyond}, which do not follow the {count} of the model."
+            message = (
+                f"has embeddings of {len(beyond)} tokens up to {beyond[-1]}, which do not follow the model's {count}."
             )
+            raise ModelError(f"{self.path}: {message}")
         return count + len(beyond)
 
     def part(self) -> ModelPart:

@@ -1,7 +1,9 @@
 """Language models with a pointer head of a folder beside them, and the folder's tokenizer: see `pointer_files`."""
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,12 @@ class PackagedCheckpoint(Checkpoint):
     def settings(self) -> dict[str, Any]:
         """Return the settings of a model that has no head of its own, and the folder's tokens; see `Checkpoint`."""
         own = text_settings(self._checkpoint.settings())
-        return own | {"architectures": None, "vocab_size": self._rows(own)}
+        if own.get("hidden_size") != self._pointer.embed:
+            raise ModelError(
+                f"{self._folder / SETTINGS}: hidden_size is {self._pointer.embed}, and that of {self.path.name} is "
+                f"{own.get('hidden_size')}: the head was trained on another model. Name that with the head's folder."
+            )
+        return own | {"architectures": _without_head(own.get("architectures")), "vocab_size": self._rows(own)}
 
     def signs(self) -> Signs:
         """Return the language model's signs; see `Checkpoint`."""
@@ -62,9 +69,9 @@ class PackagedCheckpoint(Checkpoint):
 
     def decision(self) -> StoredDecision:
         """Read what the folder says of its head; see `Checkpoint`."""
-        pointer = self._pointer()
-        head = StoredHead(len(_LINEAR) * pointer.dimensions, {}, None, True, WEIGHTS, None, (SETTINGS,))
-        return StoredDecision(head=head, source=SETTINGS, pointer=pointer)
+        rows = len(_LINEAR) * self._pointer.dimensions
+        head = StoredHead(rows, {}, None, True, WEIGHTS, None, (SETTINGS,))
+        return StoredDecision(head=head, source=SETTINGS, pointer=self._pointer)
 
     @contextlib.contextmanager
     def head_tensors(self, head: StoredHead | None) -> Iterator[Mapping[str, StoredTensor]]:
@@ -80,7 +87,7 @@ class PackagedCheckpoint(Checkpoint):
                 for name, parts in _ROWS.items():
                     if missing := [part for part in parts if part not in names]:
                         raise ModelError(f"{path}: tensor {missing[0]} is missing.")
-                    found[name] = _Stacked(path, file, parts, self._pointer().dimensions)
+                    found[name] = _Stacked(path, file, parts, self._pointer.dimensions)
             yield found
 
     @contextlib.contextmanager
@@ -88,12 +95,15 @@ class PackagedCheckpoint(Checkpoint):
         """Open the language model's tensors, the embedding with rows for the folder's tokens; see `Checkpoint`."""
         with self._checkpoint.tensors() as stored:
             own = text_settings(self._checkpoint.settings())
-            names = [name for name in stored if name.endswith(_EMBEDDING)] or [_HEAD]  # a tied model may have either
+            names = [name for name in stored if name.endswith(_EMBEDDING)]
+            if not names and own.get("tie_word_embeddings") is True:
+                names = [_HEAD]  # such a model may have either
             found = {name: tensor for name, tensor in stored.items() if name != _HEAD or name in names}
             if (rows := self._rows(own)) != own.get("vocab_size"):
                 found |= {name: _Lengthened(found[name], rows) for name in names if name in found}
             yield found
 
+    @cached_property
     def _pointer(self) -> StoredPointer:
         return read_pointer(self._folder, self._files)
 
@@ -103,6 +113,13 @@ class PackagedCheckpoint(Checkpoint):
         if not isinstance(count, int):
             return count  # such a model is refused where its settings are parsed
         return self.adapter.vocab_size(count)
+
+
+def _without_head(architectures: Any) -> Any:
+    """Return the names of classes without the head of a language model; what is no list of names is refused later."""
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        return architectures
+    return [re.sub("ForCausalLM$", "Model", name) for name in architectures]
 
 
 class _Stacked(StoredTensor):

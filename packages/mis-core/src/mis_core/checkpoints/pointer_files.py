@@ -31,6 +31,7 @@ class StoredPointer:
     """A pointer head beside a language model.
 
     Attributes:
+        embed: Numbers of a token's hidden state that it was trained on.
         delimiters: Tokens that begin a state, a question and an option, end an option, and end a question.
         dimensions: Numbers that `q` and `k` make of a token.
         temperature: What logits are divided by.
@@ -38,6 +39,7 @@ class StoredPointer:
         max_branch: Most tokens of a question with its options, delimiters included.
     """
 
+    embed: int
     delimiters: tuple[str, ...]
     dimensions: int
     temperature: float
@@ -81,4 +83,11 @@ def read_pointer(folder: Path, files: Files) -> StoredPointer:
         raise ModelError(f"{path}: temperature must be a number above 0, not {found.temperature}.")
     if found.max_state < 1 or found.max_branch < 1:
         raise ModelError(f"{path}: max_state and max_branch must be at least 1.")
-    return StoredPointer(tuple(found.delimiters), found.head_dim, found.temperature, found.max_state, found.max_branch)
+    return StoredPointer(
+        embed=found.hidden_size,
+        delimiters=tuple(found.delimiters),
+        dimensions=found.head_dim,
+        temperature=found.temperature,
+        max_state=found.max_state,
+        max_branch=found.max_branch,
+    )

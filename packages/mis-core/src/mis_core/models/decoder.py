@@ -215,8 +215,8 @@ class Decoder(nnx.Module):
     ) -> tuple[Float[Array, "rows embed"], Cache]:
         """Return the final-normed hidden states of some rows, and the cache.
 
-        Rows of `PADDING` are zeros in every layer without biases, and native products pass over those at the end. The
-        last layer computes its output projection and its MLP for the chosen rows only.
+        Rows of `PADDING` are zeros, unless a projection back to hidden states has a bias, and native products pass over
+        those at the end. The last layer computes its output projection and its MLP for the chosen rows only.
         """
         rotations_of = make_rotations(self.config.layers, positions)
         graph, stacked = nnx.split(self.layers)

@@ -4,6 +4,7 @@ from mis_core.errors import RequestError
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.recipes.recognition import rerank_recipe
 from mis_core.tokenization import Tokenizer
+from mis_core.tokenization.pointer_contract import PointerContract
 
 TASKS = ("score", "rerank", "decide", "complete", "chat", "classify", "token_classify")
 """Names of all tasks."""
@@ -47,7 +48,8 @@ def _why_not(task: str, tokenizer: Tokenizer | None, limits: Limits) -> str | No
         return "This engine has no tokenizer, and this task is about texts."
     if task == "chat" and (tokenizer is None or tokenizer.chat_template is None):
         return "This model has no chat template; start the server with --chat-template, or send texts to /v1/score."
-    if task in ("chat", "decide") and tokenizer is not None and tokenizer.chat_template is not None:
+    points = tokenizer is not None and isinstance(tokenizer.decision, PointerContract)  # which needs no template
+    if task in ("chat", "decide") and tokenizer is not None and tokenizer.chat_template is not None and not points:
         fault = tokenizer.chat_template.fault
         if fault is not None:
             return f"The model's chat template cannot be compiled: {fault} Give another with --chat-template."

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
-from mis_core.hub import kept_at
+from mis_core.hub import base_of, kept_at
 
 LOCAL = "local"
 """The file system of this machine."""
@@ -34,6 +34,7 @@ def engine_places(config: EngineConfig) -> list[Place]:
     """Return what an engine reads."""
     models = {
         "the model": config.model,
+        "the model that its decision head was trained on": base_of(kept_at(config.model, config.download_dir)),
         "the tokenizer": config.tokenizer_path,
         "the adapter": config.merge_lora,
         "the decision head": config.decision_head,

@@ -4,6 +4,7 @@ Source: `encode` of `any2jev.packing` 0.1.0. A question is a branch of its own b
 is here. A state that is too long is refused, where the package cuts it.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -73,6 +74,7 @@ class PointerStyle:
         """
         self._tokenizer, self._contract, self._limits = tokenizer, contract, limits
         self._check([state], name)
+        self._reads = 0
         (tokens,) = self._tokens([lines(state)], name)
         if len(tokens) >= contract.max_state:
             message = (
@@ -88,7 +90,11 @@ class PointerStyle:
         values = (value for option in question.options for value in (option.value, option.description))
         self._check([question.instructions, *question.sides, *values], "questions")
         options = _options(question)
-        asked, *parts = self._tokens([lines(question.instructions), *options], "questions")
+        self._reads += len(orders) * (len(options) + 1)
+        most = self._limits.max_scores // self._contract.dimensions
+        what = "options and questions, each once for each of its orders"
+        check_count(self._reads, most, what, "questions", "too_many_labels")
+        asked, *parts = self._tokens([lines(question.instructions), *options], path)
         branches = [self._branch(asked, [parts[index] for index in order]) for order in orders]
         length, most = len(branches[0].tokens), self._contract.max_branch
         if length > most:
@@ -122,7 +128,6 @@ class PointerStyle:
         reads = [branch.reads for branch in _branches(asked)]
         dimensions, vocab_size = self._contract.dimensions, self._limits.vocab_size
         count = sum(map(len, reads))
-        check_count(count * dimensions, self._limits.max_scores, "numbers for options", "questions", "too_many_labels")
         lens = np.array(list(map(len, reads)), np.int32)
         first = np.full(count, vocab_size + dimensions, np.int32)
         first[np.cumsum(lens) - 1] = vocab_size
@@ -151,10 +156,19 @@ class PointerStyle:
         check_count(sum(map(most_characters, contents)), most, "characters of text", name, "too_many_tokens")
 
     def _tokens(self, texts: Sequence[str], name: str) -> list[np.ndarray]:
-        """Return the tokens of each text, none of them a delimiter."""
-        tokens, lens = self._tokenizer.encode_all(list(map(plain, texts)), add_special_tokens=False, field=name)
-        delimiters = list(self._contract.delimiters)
-        return [each[~np.isin(each, delimiters)] for each in np.split(tokens, np.cumsum(lens)[:-1])]
+        """Return the tokens of each text of a field, none of them a delimiter."""
+        try:
+            tokens, lens = self._tokenizer.encode_all(list(map(plain, texts)), add_special_tokens=False, field="text")
+        except RequestError as error:
+            named = re.sub(r"text\[\d+\]", lambda _: name, error.message, count=1)
+            raise RequestError(error.code, named, name.partition("[")[0]) from None
+        is_kept = ~np.isin(tokens, list(self._contract.delimiters))
+        return [part[kept] for part, kept in zip(*(split(each, lens) for each in (tokens, is_kept)), strict=True)]
+
+
+def split(values: np.ndarray, lens: np.ndarray) -> list[np.ndarray]:
+    """Return values that lie one behind the other as so many each."""
+    return np.split(values, np.cumsum(lens)[:-1])
 
 
 def pointed(

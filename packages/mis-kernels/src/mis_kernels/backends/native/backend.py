@@ -45,7 +45,7 @@ class NativeProductsBackend(XlaCpuBackend):
 
     def log_sum_exp_rows(self, embed: int) -> int:
         """Of native logits few, as small requests score: reading the head again costs little."""
-        return 32 if self.takes_few_rows(embed) else super().log_sum_exp_rows(embed)
+        return 32 if self.takes_few_rows(embed) else self.normalised_rows
 
     def log_sum_exp(self, hidden: Array, weight: Array) -> Array | None:
         """Take native logits, where `logits` does."""

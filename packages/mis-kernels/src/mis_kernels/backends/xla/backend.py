@@ -13,7 +13,7 @@ from mis_kernels.backends.xla.attention import xla_attention
 from mis_kernels.backends.xla.head import head_logits
 from mis_kernels.heads import HeadShape
 from mis_kernels.quantized import QuantizedWeight
-from mis_kernels.segments import Segments
+from mis_kernels.segments import MIN_TOKENS, Segments
 from mis_kernels.target import platform
 from mis_kernels.weights import StoredWeight
 
@@ -128,6 +128,10 @@ class XlaCpuBackend(XlaBackend):
     drawn_rows = 1
     vocab_chunk = 8192
     keeps_bits = True
+
+    def log_sum_exp_rows(self, embed: int) -> int:
+        """As few as products take: small requests score few rows, and weigh nothing beside large ones."""
+        return MIN_TOKENS
 
 
 BACKENDS = (XlaCpuBackend, XlaBackend)
