@@ -49,7 +49,7 @@ CASES: dict[str, Callable[[Path, Any], Path]] = {
 }
 
 
-PER_COMMIT = ("no files", "a template and settings", "all in one prompt")
+PER_COMMIT = ("a template and settings", "all in one prompt")
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ def test_only_products_of_layers_are_quantised(engine: Engine) -> None:
     assert engine.summary["quantization"] == "int8"
 
 
+@pytest.mark.full
 def test_a_model_cut_over_devices_agrees_with_one(tmp_path: Path) -> None:
     """Rows that are cut are quantised by each device for itself, so scores differ by what quantising changes."""
     shape = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}

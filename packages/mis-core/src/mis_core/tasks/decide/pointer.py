@@ -163,10 +163,10 @@ class PointerStyle:
             named = re.sub(r"text\[\d+\]", lambda _: name, error.message, count=1)
             raise RequestError(error.code, named, name.partition("[")[0]) from None
         is_kept = ~np.isin(tokens, list(self._contract.delimiters))
-        return [part[kept] for part, kept in zip(*(split(each, lens) for each in (tokens, is_kept)), strict=True)]
+        return [part[kept] for part, kept in zip(*(_split(each, lens) for each in (tokens, is_kept)), strict=True)]
 
 
-def split(values: np.ndarray, lens: np.ndarray) -> list[np.ndarray]:
+def _split(values: np.ndarray, lens: np.ndarray) -> list[np.ndarray]:
     """Return values that lie one behind the other as so many each."""
     return np.split(values, np.cumsum(lens)[:-1])
 
