@@ -121,8 +121,8 @@ class EngineConfig:
     )
     decision_head: str | None = option(
         None,
-        "Folder or name of a pointer head, as any2jev saves it, with its adapter and tokenizer; the model is what it was "
-        "trained on; default: the model itself where it is such a folder, otherwise none.",
+        "Folder or name of a pointer head, as any2jev saves it, with its adapter and tokenizer; the model is what it "
+        "was trained on; default: the model itself where it is such a folder, otherwise none.",
         group="Model",
     )
     choice_order: ChoiceOrder = option(  # noqa: RUF009 - of an immutable type
