@@ -5,7 +5,8 @@
 * `judge_config.json`, `calibration.json` and `head.safetensors`: rows by kinds of questions.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +15,8 @@ import msgspec
 
 from mis_core.checkpoints.files import Files, is_there
 from mis_core.errors import ModelError, shown
+
+logger = logging.getLogger(__name__)
 
 KINDS = ("noul", "choice", "score")
 """Kinds of questions."""
@@ -136,7 +139,7 @@ def text_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _saved(folder: Path, settings: Mapping[str, Any]) -> StoredHead:
-    found = _converted(settings, _Saved, folder / "config.json")
+    found = converted(settings, _Saved, folder / "config.json")
     offsets = {"noul": 0, "score": 2, "choice": 8} if found.offsets is None else found.offsets
     return StoredHead(found.num_verbalizers, offsets, found.softcap, True, None, None, ("config.json",))
 
@@ -146,7 +149,7 @@ def _of_codes(folder: Path, files: Files, settings: Mapping[str, Any]) -> Stored
 
     path = folder / _CODES
     given = files.read_object(path)
-    found = _converted(given, _Codes, path)
+    found = converted(given, _Codes, path)
     if found.attention_mode != "causal":
         why = "such a model reads the state after the question, so that nothing can be shared"
         note = f" ({why})" if found.attention_mode == _NOT_CAUSAL else ""
@@ -167,8 +170,8 @@ def _of_codes(folder: Path, files: Files, settings: Mapping[str, Any]) -> Stored
 def _of_judge(folder: Path, files: Files, settings: Mapping[str, Any]) -> StoredHead:
     path = folder / _JUDGE
     given, calibration = files.read_object(path), files.read_object(folder / _CALIBRATION)
-    found = _converted(given, _Judge, path)
-    _converted(calibration, _Calibration, folder / _CALIBRATION)
+    found = converted(given, _Judge, path)
+    converted(calibration, _Calibration, folder / _CALIBRATION)
     slots = found.slots
     for kind, (start, end) in slots.ranges.items():
         if not 0 <= start < end <= min(slots.num_slots, len(slots.verbalizers)):
@@ -206,7 +209,19 @@ def _check(head: StoredHead, folder: Path) -> None:
         raise ModelError(f"{where}: softcap must be a number above 0, not {head.softcap}.")
 
 
-def _converted(given: Mapping[str, Any], schema: type[Read], path: Path) -> Read:
+def warn_of_unknown(given: Iterable[str], schema: type[msgspec.Struct], where: object) -> None:
+    """Warn of settings that a schema does not have; they are passed over."""
+    unknown = sorted(set(given) - {field.name for field in msgspec.structs.fields(schema)})
+    if unknown:
+        logger.warning("%s has settings that are not understood: %s.", where, shown(", ".join(unknown), 200))
+
+
+def converted(given: Mapping[str, Any], schema: type[Read], path: object) -> Read:
+    """Return settings as a schema has them.
+
+    Raises:
+        ModelError: a field is missing, or of another type; it is named.
+    """
     try:
         return msgspec.convert(given, schema)
     except msgspec.ValidationError as error:

@@ -5,17 +5,15 @@ question is a branch behind the state: an option is as probable as `k` of the to
 branch's last token.
 """
 
-import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from mis_core.checkpoints.decision_files import converted, warn_of_unknown
 from mis_core.checkpoints.files import Files, is_there
-from mis_core.errors import ModelError, shown
-
-logger = logging.getLogger(__name__)
+from mis_core.errors import ModelError
 
 SETTINGS, WEIGHTS = "any2jev.json", "head.safetensors"
 ADAPTER, TOKENIZER = "adapter", "tokenizer"
@@ -68,13 +66,8 @@ def read_pointer(folder: Path, files: Files) -> StoredPointer:
     if not is_there(path):
         raise ModelError(f"{path}: missing; a folder with a pointer head has one.")
     given = files.read_object(path)
-    unknown = sorted(given.keys() - _HARMLESS - {field.name for field in msgspec.structs.fields(_Settings)})
-    if unknown:
-        logger.warning("%s has settings that are not understood: %s.", path, shown(", ".join(unknown), 200))
-    try:
-        found = msgspec.convert(given, _Settings)
-    except msgspec.ValidationError as error:
-        raise ModelError(f"{path}: {shown(str(error), 200)}.") from None
+    warn_of_unknown(given.keys() - _HARMLESS, _Settings, path)
+    found = converted(given, _Settings, path)
     if len(found.delimiters) != len(_DELIMITERS) or len(set(found.delimiters)) < len(_DELIMITERS):
         raise ModelError(f"{path}: delimiters must be five different tokens: of a {', '.join(_DELIMITERS)}.")
     if not 0 < found.head_dim <= _MOST_DIMENSIONS:

@@ -3,19 +3,16 @@
 Source: `transformers.decision` 5.24. Its `prepare_inputs` needs PyTorch, so `tasks.decide.contract` renders.
 """
 
-import logging
 import math
 from typing import Any, Self
 
 import msgspec
 
 from mis_core.checkpoints import Checkpoint
-from mis_core.checkpoints.decision_files import KINDS
+from mis_core.checkpoints.decision_files import KINDS, converted, warn_of_unknown
 from mis_core.config import EngineConfig
-from mis_core.errors import ModelError, shown
+from mis_core.errors import ModelError
 from mis_core.tokenization.chat_template import ChatTemplate
-
-logger = logging.getLogger(__name__)
 
 SETTINGS_FILE, TEMPLATE_FILE = "decision.json", "decision_template.jinja"
 
@@ -112,13 +109,8 @@ class DecisionContract(msgspec.Struct, frozen=True, tag="prompt"):
             return None
         where = f"{checkpoint.path}: {stored.source or SETTINGS_FILE}"
         given = stored.settings or {}
-        unknown = sorted(given.keys() - {field.name for field in msgspec.structs.fields(_Settings)})
-        if unknown:
-            logger.warning("%s has settings that are not understood: %s.", where, shown(", ".join(unknown), 200))
-        try:
-            settings = msgspec.convert(given, _Settings)
-        except msgspec.ValidationError as error:
-            raise ModelError(f"{where}: {error}.") from None
+        warn_of_unknown(given, _Settings, where)
+        settings = converted(given, _Settings, where)
         contract = cls._of(settings, stored.template, special_tokens, where)
         contract = msgspec.structs.replace(contract, as_llama_cpp=stored.as_llama_cpp)
         if stored.head is None:
