@@ -1,0 +1,315 @@
+"""Labelled data: rows that say what the right answer is, for `mis-server calibrate` and `mis-bench evaluate`.
+
+A file is JSONL, or Parquet with the same fields as columns. All rows are of one kind, which follows from their fields:
+
+    score     {"query", "item", "labels": [text, ...], "label": text or index}
+    rerank    {"query", "documents": [text, ...], "relevance": [number, ...]}
+    decide    {"state", "questions": {id: question}, "answers": {id: true or false, option, or level}}
+    classify  {"input", "label"}
+
+Each may have `id`, `slice` and `weight`, too.
+"""
+
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import msgspec
+import numpy as np
+from jaxtyping import Int64
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from mis_core.errors import ConfigError, shown
+
+Kind = Literal["score", "rerank", "decide", "classify"]
+
+MAX_ROWS = 1_000_000
+"""Most rows of a file; all are kept in memory."""
+
+_MAX_LINE = 64 * 1024 * 1024
+_SHOWN = 200
+_FEW_QUERIES = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledRow:
+    """What rows of all kinds have.
+
+    Attributes:
+        place: Where it stands, for messages: `FILE, row 3`.
+        id: Its own name, or its number counted from 0.
+        slice: Which part of the data it belongs to, or None.
+        weight: How much it counts.
+    """
+
+    place: str
+    id: str
+    slice: str | None
+    weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRow(LabelledRow):
+    """An item behind a query, and the place of its label among the labels."""
+
+    kind: ClassVar[Kind] = "score"
+
+    query: str
+    item: str
+    labels: tuple[str, ...]
+    label: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RerankRow(LabelledRow):
+    """Documents for a query, and how relevant each is: 0 or more."""
+
+    kind: ClassVar[Kind] = "rerank"
+
+    query: str
+    documents: tuple[str, ...]
+    relevance: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecideRow(LabelledRow):
+    """Questions about a state, as System One has them, and by their ids the right answers.
+
+    An answer is True or False of a `noul` question, the name of an option of a `choice`, and of a `score` the place of
+    the level, counted from 0. Questions without an answer are asked, and nothing is compared.
+    """
+
+    kind: ClassVar[Kind] = "decide"
+
+    state: Any
+    questions: Mapping[str, Any]
+    answers: Mapping[str, bool | str | int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassifyRow(LabelledRow):
+    """An input, and the name of its label."""
+
+    kind: ClassVar[Kind] = "classify"
+
+    input: str
+    label: str
+
+
+Row = ScoreRow | RerankRow | DecideRow | ClassifyRow
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """The rows of a file.
+
+    Attributes:
+        kind: What all of them are.
+        rows: Themselves, in their order; at least one.
+    """
+
+    kind: Kind
+    rows: tuple[Row, ...]
+
+
+def read_labelled(path: Path, labels: Sequence[str] = ()) -> Labelled:
+    """Read labelled data.
+
+    Args:
+        path: The file: Parquet if its name ends in `.parquet`, else JSONL.
+        labels: The labels of rows of scores that have none of their own.
+
+    Raises:
+        ConfigError: it cannot be read, or a row is of no use; names the row, the field and what is wanted.
+    """
+    rows: list[Row] = []
+    for number, fields in enumerate(_fields_of(path)):
+        if number == MAX_ROWS:
+            raise _error(f"{path}: has more than {MAX_ROWS:,} rows. Take a sample of them.")
+        row = _Reader(f"{path}, row {number + 1}", str(number), fields).row(labels)
+        if rows and row.kind != rows[0].kind:
+            raise _error(f"{row.place}: is of kind {row.kind}, and the first row of kind {rows[0].kind}.")
+        rows.append(row)
+    if not rows:
+        raise _error(f"{path}: has no rows.")
+    return Labelled(rows[0].kind, tuple(rows))
+
+
+def groups_of(rows: Sequence[Row]) -> Int64[np.ndarray, " rows"]:
+    """Return a number for each row; rows with anything in common have the same.
+
+    What rows may have in common is a query, a state or an input, and the text of an item or document. Where all rows
+    share few queries, as where the query is an instruction, their items alone count.
+    """
+    queries = [_shared(row) for row in rows]
+    texts = [_texts(row) for row in rows]
+    if len(set(queries)) < min(_FEW_QUERIES, len(rows)):
+        return _connected(texts)
+    return _connected([(("query", query), *own) for query, own in zip(queries, texts, strict=True)])
+
+
+def _shared(row: Row) -> Hashable:
+    match row:
+        case ScoreRow() | RerankRow():
+            return row.query
+        case DecideRow():
+            return msgspec.json.encode(row.state)
+    return row.input
+
+
+def _texts(row: Row) -> tuple[Hashable, ...]:
+    match row:
+        case ScoreRow():
+            return (row.item,)
+        case RerankRow():
+            return row.documents
+    return (_shared(row),)
+
+
+def _connected(keys: Sequence[tuple[Hashable, ...]]) -> Int64[np.ndarray, " rows"]:
+    """Return the connected component of each row, where rows with an equal key are connected."""
+    numbers: dict[Hashable, int] = {}
+    row_of = [row for row, own in enumerate(keys) for _ in own]
+    key_of = [numbers.setdefault(key, len(numbers)) for own in keys for key in own]
+    size = len(keys) + len(numbers)
+    edges = coo_array((np.ones(len(row_of), bool), (row_of, np.array(key_of) + len(keys))), shape=(size, size))
+    return connected_components(edges, directed=False)[1][: len(keys)].astype(np.int64)
+
+
+def _fields_of(path: Path) -> Iterator[Any]:
+    try:
+        if path.suffix == ".parquet":
+            yield from _rows_of_table(path)
+            return
+        with path.open("rb") as file:
+            number = 0
+            while line := file.readline(_MAX_LINE + 1):
+                number += 1
+                if len(line) > _MAX_LINE:
+                    raise _error(f"{path}, line {number}: is longer than {_MAX_LINE:,} bytes.")
+                if not line.strip():
+                    continue
+                try:
+                    yield msgspec.json.decode(line)
+                except msgspec.DecodeError as error:
+                    raise _error(f"{path}, line {number}: is not JSON: {error}.") from None
+    except OSError as error:
+        raise _error(f"{path}: cannot be read: {error.strerror or error}.") from None
+
+
+def _rows_of_table(path: Path) -> Iterator[Any]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ModuleNotFoundError:
+        raise _error(f"{path}: reading Parquet needs the package pyarrow: pip install pyarrow.") from None
+    try:
+        for batch in pq.ParquetFile(path).iter_batches(batch_size=1024):
+            yield from batch.to_pylist()
+    except pa.ArrowException as error:
+        raise _error(f"{path}: is not a Parquet file that can be read: {error}.") from None
+
+
+class _Reader:
+    """Reads a row's fields, each of which is checked where it is read."""
+
+    def __init__(self, place: str, number: str, fields: Any) -> None:
+        if not isinstance(fields, dict):
+            raise _error(f"{place}: is no object.")
+        self._place = place
+        self._number = number
+        self._fields = {name: value for name, value in fields.items() if value is not None}
+
+    def row(self, labels: Sequence[str]) -> Row:
+        """Read the row, of whatever kind its fields say."""
+        identity = self._fields.get("id")
+        weight = self._number_of("weight", 1.0)
+        if weight <= 0:
+            raise self._wrong("weight", "a number above 0", weight)
+        common = {
+            "place": self._place,
+            "id": self._number if identity is None else str(identity),
+            "slice": None if "slice" not in self._fields else str(self._fields["slice"]),
+            "weight": weight,
+        }
+        if "documents" in self._fields:
+            return self._rerank(common)
+        if "item" in self._fields:
+            return self._score(common, labels)
+        if "state" in self._fields:
+            return self._decide(common)
+        if "input" in self._fields:
+            return ClassifyRow(**common, input=self._text("input"), label=self._text("label"))
+        raise _error(f"{self._place}: has none of item, documents, state and input, by which its kind is known.")
+
+    def _score(self, common: dict[str, Any], labels: Sequence[str]) -> ScoreRow:
+        own = tuple(self._texts("labels") if "labels" in self._fields else labels)
+        if len(own) < 2 or len(set(own)) < len(own):
+            what = "a list of at least two different texts, unless --labels gives them"
+            raise self._wrong("labels", what, list(own) or None)
+        label = self._fields.get("label")
+        if isinstance(label, str) and label in own:
+            label = own.index(label)
+        if not isinstance(label, int) or isinstance(label, bool) or not 0 <= label < len(own):
+            raise self._wrong("label", f"one of the labels {list(own)}, or its place, counted from 0", label)
+        return ScoreRow(**common, query=self._text("query"), item=self._text("item"), labels=own, label=label)
+
+    def _rerank(self, common: dict[str, Any]) -> RerankRow:
+        documents, given = self._texts("documents"), self._fields.get("relevance")
+        wanted = f"a list of {len(documents)} numbers, 0 or more, one for each document"
+        if not isinstance(given, list) or len(given) != len(documents):
+            raise self._wrong("relevance", wanted, given)
+        for each in given:
+            if isinstance(each, bool) or not isinstance(each, int | float) or not math.isfinite(each) or each < 0:
+                raise self._wrong("relevance", wanted, each)
+        relevance = tuple(map(float, given))
+        return RerankRow(**common, query=self._text("query"), documents=tuple(documents), relevance=relevance)
+
+    def _decide(self, common: dict[str, Any]) -> DecideRow:
+        questions, answers = self._object("questions"), self._object("answers")
+        for name, answer in answers.items():
+            if name not in questions:
+                raise self._wrong("answers", "answers of the questions there are", name)
+            if not isinstance(answer, bool | str | int):
+                raise self._wrong(f"answers.{name}", "true or false, an option or a level", answer)
+        return DecideRow(**common, state=self._fields["state"], questions=questions, answers=answers)
+
+    def _text(self, name: str) -> str:
+        value = self._fields.get(name)
+        if not isinstance(value, str):
+            raise self._wrong(name, "a text", value)
+        return value
+
+    def _texts(self, name: str) -> list[str]:
+        value = self._fields[name]
+        if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value):
+            raise self._wrong(name, "a list of texts", value)
+        return value
+
+    def _object(self, name: str) -> dict[str, Any]:
+        value = self._fields.get(name)
+        if isinstance(value, str):  # as tables have it
+            try:
+                value = msgspec.json.decode(value)
+            except msgspec.DecodeError:
+                raise self._wrong(name, "an object, in a table as a text of JSON", value) from None
+        if not isinstance(value, dict):
+            raise self._wrong(name, "an object", value)
+        return {key: each for key, each in value.items() if each is not None}
+
+    def _number_of(self, name: str, default: float) -> float:
+        value = self._fields.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self._wrong(name, "a number", value)
+        return float(value)
+
+    def _wrong(self, name: str, wanted: str, value: object) -> ConfigError:
+        given = "missing" if value is None else f"not {shown(repr(value), _SHOWN)}"
+        return _error(f"{self._place}: {name} must be {wanted}; it is {given}.")
+
+
+def _error(message: str) -> ConfigError:
+    return ConfigError(message, "data")
