@@ -16,25 +16,12 @@ from typing import Any, NamedTuple
 
 import cohere
 from openai import OpenAI
+from review_prompt import AFTER_ITEM, LABELS, QUERY
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from mis_testing.server import RunningServer, running_server
-
-QUERY = """\
-Review: The hotel was quiet and the breakfast was excellent.
-Sentiment: positive
-
-Review: The screen cracked after a week and the shop would not help.
-Sentiment: negative
-
-Review: I laughed from the first page to the last.
-Sentiment: positive
-
-Review: """
-AFTER_ITEM = "\nSentiment:"
-LABELS = (" positive", " negative")
 
 POSITIVE = (
     "The soup was hot, the bread was fresh, and the waiter remembered our names.",
