@@ -45,7 +45,7 @@ def no_tokenizer() -> Tokenizer:
     pytest.fail("ids need no tokenizer")
 
 
-def largest_label(parsed: ParsedScore, outputs: tuple[EngineOutput, ...]) -> tuple[str, int]:
+def largest_label(parsed: ParsedScore, outputs: tuple[EngineOutput, ...], _: None) -> tuple[str, int]:
     return threading.current_thread().name, int(parsed.request.label_ids.max())
 
 
@@ -64,7 +64,10 @@ class Thrice:
 
 
 THRICE: Task[Thrice, int] = Task(
-    "thrice", lambda *given: Thrice(SCORE.parse(*given).request), lambda parsed, outputs: len(outputs), SCORE.has_text
+    "thrice",
+    lambda *given: Thrice(SCORE.parse(*given).request),
+    lambda parsed, outputs, _: len(outputs),
+    SCORE.has_text,
 )
 
 

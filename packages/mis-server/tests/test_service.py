@@ -40,7 +40,7 @@ def parsing_thread(*arguments: object) -> Any:
 
 def test_small_bodies_of_many_ids_are_parsed_beside_the_event_loop(pretended: Any, tokenizers: Any) -> None:
     model = Model(EngineConfig(model="m"), pretended, tokenizers)
-    task: Task[Any, None] = Task("complete", parsing_thread, lambda parsed, outputs: None, lambda fields: False)
+    task: Task[Any, None] = Task("complete", parsing_thread, lambda parsed, outputs, _: None, lambda fields: False)
 
     async def parse(prompts: int) -> object:
         return await model.parse(task, json.dumps({"prompt": [[1]] * prompts}).encode())

@@ -29,6 +29,9 @@ ChoiceOrder = Literal["given", "sorted", "reversed", "independent"]
 
 CHOICE_ORDERS: tuple[str, ...] = get_args(ChoiceOrder)
 
+CalibrationMismatch = Literal["error", "warn"]
+CALIBRATION_MISMATCHES: tuple[str, ...] = get_args(CalibrationMismatch)
+
 Activation = Literal["softmax", "sigmoid", "identity"]
 """What makes probabilities of the values of a classification head; identity: they are used as they are."""
 
@@ -130,6 +133,19 @@ class EngineConfig:
         "In which order decisions read options and levels, unless a request says otherwise.",
         group="Model",
         choices=CHOICE_ORDERS,
+    )
+    calibration: str | None = option(
+        None,
+        "File of calibrated probabilities, as mis-server calibrate writes it, or none; default: mis-calibration.json "
+        "beside the model, where there is one.",
+        group="Model",
+    )
+    calibration_mismatch: CalibrationMismatch = option(  # noqa: RUF009 - of an immutable type
+        "error",
+        "What a calibration of another model does: error ends the start; warn applies it, with the header "
+        "x-mis-calibration: mismatch in replies.",
+        group="Model",
+        choices=CALIBRATION_MISMATCHES,
     )
     ignore_unknown_settings: bool = option(
         False,
@@ -234,6 +250,7 @@ class EngineConfig:
             "scoring_algorithm": ALGORITHMS,
             "mask_impl": MASKS,
             "choice_order": CHOICE_ORDERS,
+            "calibration_mismatch": CALIBRATION_MISMATCHES,
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:

@@ -39,13 +39,13 @@ class LabelledRow:
     """What rows of all kinds have.
 
     Attributes:
-        place: Where it stands, for messages: `FILE, row 3`.
+        where: Where it stands, for messages: `FILE, row 3`.
         id: Its own name, or its number counted from 0.
         slice: Which part of the data it belongs to, or None.
         weight: How much it counts.
     """
 
-    place: str
+    where: str
     id: str
     slice: str | None
     weight: float
@@ -131,7 +131,7 @@ def read_labelled(path: Path, labels: Sequence[str] = ()) -> Labelled:
             raise _error(f"{path}: has more than {MAX_ROWS:,} rows. Take a sample of them.")
         row = _Reader(f"{path}, row {number + 1}", str(number), fields).row(labels)
         if rows and row.kind != rows[0].kind:
-            raise _error(f"{row.place}: is of kind {row.kind}, and the first row of kind {rows[0].kind}.")
+            raise _error(f"{row.where}: is of kind {row.kind}, and the first row of kind {rows[0].kind}.")
         rows.append(row)
     if not rows:
         raise _error(f"{path}: has no rows.")
@@ -216,10 +216,10 @@ def _rows_of_table(path: Path) -> Iterator[Any]:
 class _Reader:
     """Reads a row's fields, each of which is checked where it is read."""
 
-    def __init__(self, place: str, number: str, fields: Any) -> None:
+    def __init__(self, where: str, number: str, fields: Any) -> None:
         if not isinstance(fields, dict):
-            raise _error(f"{place}: is no object.")
-        self._place = place
+            raise _error(f"{where}: is no object.")
+        self._where = where
         self._number = number
         self._fields = {name: value for name, value in fields.items() if value is not None}
 
@@ -230,7 +230,7 @@ class _Reader:
         if weight <= 0:
             raise self._wrong("weight", "a number above 0", weight)
         common = {
-            "place": self._place,
+            "where": self._where,
             "id": self._number if identity is None else str(identity),
             "slice": None if "slice" not in self._fields else str(self._fields["slice"]),
             "weight": weight,
@@ -243,7 +243,7 @@ class _Reader:
             return self._decide(common)
         if "input" in self._fields:
             return ClassifyRow(**common, input=self._text("input"), label=self._text("label"))
-        raise _error(f"{self._place}: has none of item, documents, state and input, by which its kind is known.")
+        raise _error(f"{self._where}: has none of item, documents, state and input, by which its kind is known.")
 
     def _score(self, common: dict[str, Any], labels: Sequence[str]) -> ScoreRow:
         own = tuple(self._texts("labels") if "labels" in self._fields else labels)
@@ -308,7 +308,7 @@ class _Reader:
 
     def _wrong(self, name: str, wanted: str, value: object) -> ConfigError:
         given = "missing" if value is None else f"not {shown(repr(value), _SHOWN)}"
-        return _error(f"{self._place}: {name} must be {wanted}; it is {given}.")
+        return _error(f"{self._where}: {name} must be {wanted}; it is {given}.")
 
 
 def _error(message: str) -> ConfigError:

@@ -5,12 +5,15 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import marshal
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
+from mis_core.calibration.loading import OFF, calibration_file, load_calibrations, weights_digest
 from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable
 from mis_core.hub import resolve
@@ -34,6 +37,9 @@ _LEAST = 16_384  # or this much if that is more: 65 ms for the worst text
 OBJECT_VALUES = 8
 """For `in_thread_if_large`: an object of a reply, or the text of a token, is made in the time of so many numbers."""
 
+NOTHING_SAID: Mapping[str, int] = MappingProxyType({})
+"""Limits that are all at their defaults."""
+
 AT_A_TIME = 16
 """Requests that one caller has in the engine; together they fill a step."""
 
@@ -47,6 +53,7 @@ class Model(Service[bytes | Fields]):
     Attributes:
         client: The engine process.
         tokenizers: Where texts become tokens.
+        config: The engine's options, with local files only.
     """
 
     def __init__(
@@ -56,21 +63,25 @@ class Model(Service[bytes | Fields]):
         tokenizers: TokenizerPool,
         *,
         names: tuple[str, ...] | None = None,
-        **limits: int,
+        limits: Mapping[str, int] = NOTHING_SAID,
+        identified: bool = False,
     ) -> None:
         """Take what `running_model` starts, and closes.
 
         Args:
-            config: The engine's options.
+            config: The engine's options; names local files only.
             client: The engine process.
             tokenizers: Where texts become tokens.
             names: What requests may call the model, besides what clients of a task call it by default; None: whatever
                 they like.
             limits: Fields of `Limits` that are not to be its defaults.
+            identified: Whether requests say what calibrations they may have, though none is loaded.
         """
         self.client = client
         self.tokenizers = tokenizers
-        self._config = config
+        self.config = config
+        self._calibrates = calibration_file(config) is not None
+        self._identified = identified
         self._names = names
         self._given_limits = limits
         self._served: tuple[Ready, Limits, tuple[str, ...]] | None = None
@@ -79,11 +90,22 @@ class Model(Service[bytes | Fields]):
         """Wait until all of it is ready for the first time; return what the engine says about its model.
 
         Raises:
+            ConfigError: the calibration is of no use, or belongs to another model.
             ModelError: the model cannot be served as it stands.
             EngineUnavailable: the engine, or the tokenizer processes, could not start.
         """
-        info, _ = await asyncio.gather(self.client.wait_ready(), self.tokenizers.compiled())
+        # The weights are read while the engine starts; see `load_calibrations`.
+        digest = asyncio.to_thread(weights_digest, self.config) if self._calibrates else asyncio.sleep(0)
+        info, *_ = await asyncio.gather(self.client.wait_ready(), self.tokenizers.compiled(), digest)
+        if self._calibrates:
+            dtype, tokenizer = str(info.summary["dtype"]), self.tokenizers.tokenizer.digest
+            self.calibrations = await asyncio.to_thread(load_calibrations, self.config, info.parts, dtype, tokenizer)
         return info
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests can be answered now."""
+        return self.client.ready and self._calibrates == (self.calibrations is not None)
 
     async def parse(self, task: Task[ParsedType, Any], source: bytes | Fields) -> ParsedType:
         """Validate a request: here if it is small or fields, and has no text; else where it can be killed.
@@ -122,7 +144,8 @@ class Model(Service[bytes | Fields]):
         self, task: Task[ParsedType, Result], parsed: ParsedType, outputs: tuple[EngineOutput, ...]
     ) -> Result:
         """Turn the engine's outputs into the result."""
-        return await in_thread_if_large(sum(output.logits.size for output in outputs), task.finish, parsed, outputs)
+        values = sum(output.logits.size for output in outputs)
+        return await in_thread_if_large(values, task.finish, parsed, outputs, self.calibrations)
 
     def check(self, task: Task[Any, Any]) -> None:
         """Refuse a request that cannot be answered now, whatever it asks.
@@ -131,7 +154,7 @@ class Model(Service[bytes | Fields]):
             EngineUnavailable: the engine cannot answer now.
             RequestError: the model does not have this task.
         """
-        if not self.client.ready:
+        if not self.ready:
             raise EngineUnavailable("The engine is not ready.")
         if task.name not in self.tasks:
             check_task(task.name, self.tokenizers.tokenizer, self.limits)
@@ -158,7 +181,7 @@ class Model(Service[bytes | Fields]):
 
     def _known(self) -> tuple[Limits, tuple[str, ...]]:
         """Return what the model allows and which tasks it has, made once for each start of the engine."""
-        info, config = self.client.info, self._config
+        info, config = self.client.info, self.config
         if info is None:
             raise EngineUnavailable("The engine is not ready.")
         if self._served is None or self._served[0] is not info:
@@ -174,6 +197,7 @@ class Model(Service[bytes | Fields]):
                 signs=info.signs,
                 choice_order=config.choice_order,
                 rerank_recipe=config.rerank_recipe,
+                identified=self._identified or self._calibrates,
                 **self._given_limits,
             )
             self._served = info, limits, tasks_of(self.tokenizers.tokenizer, limits)
@@ -182,7 +206,11 @@ class Model(Service[bytes | Fields]):
 
 @contextlib.asynccontextmanager
 async def running_model(
-    config: EngineConfig, *, names: tuple[str, ...] | None = None, **limits: int
+    config: EngineConfig,
+    *,
+    names: tuple[str, ...] | None = None,
+    limits: Mapping[str, int] = NOTHING_SAID,
+    identified: bool = False,
 ) -> AsyncIterator[Model]:
     """Bring a model up, and end its processes at the end. It starts in the background: see `Model.wait_ready`.
 
@@ -190,15 +218,17 @@ async def running_model(
         config: The engine's options.
         names: As of `Model`.
         limits: As of `Model`.
+        identified: As of `Model`.
 
     Raises:
         ConfigError, ModelError: the model or its tokenizer cannot be served as it stands.
     """
     local = await asyncio.to_thread(resolve, config)
-    async with EngineClient(local) as client:
+    # Results are made in this process, where the calibration is.
+    async with EngineClient(dataclasses.replace(local, calibration=OFF)) as client:
         tokenizer = await asyncio.to_thread(Tokenizer.of, local)  # while the engine starts
         async with TokenizerPool(tokenizer) as tokenizers:
-            yield Model(config, client, tokenizers, names=names, **limits)
+            yield Model(local, client, tokenizers, names=names, limits=limits, identified=identified)
 
 
 async def in_thread_if_large(values: int, work: Callable[..., Result], *arguments: Any) -> Result:

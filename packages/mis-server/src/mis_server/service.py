@@ -173,7 +173,7 @@ class HttpService:
         self.metrics.engine.update(self._statistics)
         info = self.model.client.info
         self.metrics.engine.front = {
-            "up": float(self.model.client.ready),
+            "up": float(self.model.ready),
             "restarts": self.model.client.restarts,
             "requests_waiting": self.requests_waiting,
             "tokens_under_way": self.admission.tokens,
@@ -192,7 +192,7 @@ def usage_of(usage: Usage) -> ScoreUsage:
 
 def json_reply(reply: Any, answered: Answered[Any, Any]) -> Response:
     """Encode a reply, with the time of each stage in `Server-Timing`."""
-    return Response(msgspec.json.encode(reply), headers=_timing(answered), media_type="application/json")
+    return Response(msgspec.json.encode(reply), headers=_headers(answered), media_type="application/json")
 
 
 def event_reply(request: Request, events: AsyncGenerator[Any], answered: Answered[Any, Any]) -> Response:
@@ -215,7 +215,7 @@ def event_reply(request: Request, events: AsyncGenerator[Any], answered: Answere
                 return
         yield b"data: [DONE]\n\n"
 
-    return StreamingResponse(lines(), headers=_timing(answered) | UNBUFFERED, media_type="text/event-stream")
+    return StreamingResponse(lines(), headers=_headers(answered) | UNBUFFERED, media_type="text/event-stream")
 
 
 def _prompt_tokens(parsed: Parsed) -> int:
@@ -227,9 +227,11 @@ def _most_generated(parsed: ParsedText) -> tuple[int, int]:
     return _prompt_tokens(parsed) + parsed.num_drawn + parsed.sequences.most_tokens, parsed.num_sequences
 
 
-def _timing(answered: Answered[Any, Any]) -> dict[str, str]:
+def _headers(answered: Answered[Any, Any]) -> dict[str, str]:
+    """Return the time of each stage, and whether the calibration is another model's."""
     stages = (f"{stage};dur={milliseconds:.1f}" for stage, milliseconds in answered.timings_ms.items())
-    return {"server-timing": ", ".join(stages)}
+    mismatch = {"x-mis-calibration": "mismatch"} if answered.is_mismatched else {}
+    return {"server-timing": ", ".join(stages)} | mismatch
 
 
 def service_of(request: Request) -> HttpService:

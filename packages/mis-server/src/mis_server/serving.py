@@ -48,7 +48,7 @@ async def serve(settings: ServerConfig) -> None:
     _cancel_on_sigterm()
     tls_context(settings)  # reports errors before the model is loaded
     with listen(settings) as listener:
-        async with running_model(settings.engine, names=settings.model_names, **settings.limits) as model:
+        async with running_model(settings.engine, names=settings.model_names, limits=settings.limits) as model:
             app = create_app(model, settings)
             http = _HttpServer(uvicorn_config(settings, app))
             serving = asyncio.create_task(http.serve(sockets=[listener]))

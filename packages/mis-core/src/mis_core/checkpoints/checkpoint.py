@@ -118,6 +118,14 @@ class Checkpoint(ABC):
         """
 
     @abstractmethod
+    def weight_paths(self) -> list[Path]:
+        """Return the files of the weights, without a head or adapters beside them.
+
+        Raises:
+            ModelError: as `tensors`.
+        """
+
+    @abstractmethod
     def tokenizer(self) -> StoredTokenizer:
         """Read the tokenizer.
 

@@ -53,6 +53,41 @@ def weights_sha256(settings: Any, paths: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
+def kept_sha256(path: Path, folder: Path) -> str:
+    """Return a checksum of every byte of a file, read only if it is not the file that it was the last time.
+
+    Args:
+        path: The file.
+        folder: Where checksums are kept, with what tells that the file is the same.
+
+    Raises:
+        ModelError: the file cannot be read.
+    """
+    name = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:32]
+    kept = folder / f"{name}.json"
+    with _reading(path) as file:
+        found = os.fstat(file.fileno())
+        same = [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev]
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            entry = msgspec.json.decode(kept.read_bytes(), type=_Kept)
+            if entry.same == same:
+                return entry.sha256
+        entry = _Kept(same, hashlib.file_digest(file, "sha256").hexdigest())
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        written = kept.with_suffix(f".{os.getpid()}")
+        written.write_bytes(msgspec.json.encode(entry))
+        written.replace(kept)
+    return entry.sha256
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """A checksum, and of which file."""
+
+    same: list[int]
+    sha256: str
+
+
 def files_sha256(paths: Iterable[Path]) -> str:
     """Return a checksum of files, each byte of them.
 

@@ -81,6 +81,10 @@ class DirectoryCheckpoint(Checkpoint):
             digest = hashlib.sha256(b"".join([digest.encode(), *rows])).hexdigest()
         return base, ModelPart("head", head.file or self.settings_path.name, digest)
 
+    def weight_paths(self) -> list[Path]:
+        """Return the safetensors files; see `Checkpoint`."""
+        return weight_files(self.path, self.settings(), self._files)
+
     def tokenizer(self) -> StoredTokenizer:
         """Read the tokenizer files by `transformers`, never with remote code; see `Checkpoint`."""
         return read_tokenizer(self.path, self._files)

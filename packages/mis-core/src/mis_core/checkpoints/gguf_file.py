@@ -168,6 +168,10 @@ class GgufCheckpoint(Checkpoint):
         """Read some of the file; see `Checkpoint`."""
         return (ModelPart("base", location(self.path), weights_sha256(None, [self.path])),)
 
+    def weight_paths(self) -> list[Path]:
+        """Return the file; see `Checkpoint`."""
+        return [self.path]
+
     def decision(self) -> StoredDecision:
         """Read the fields that llama.cpp's server reads; see `Checkpoint`."""
         prefix = f"{self._value('general.architecture')}.{_DECISION}"

@@ -148,6 +148,10 @@ class MergedCheckpoint(Checkpoint):
         """Return the types of the checkpoint's tensors; see `Checkpoint`."""
         return self._checkpoint.stored_types()
 
+    def weight_paths(self) -> list[Path]:
+        """Return the files of the model without the rest; see `Checkpoint`."""
+        return self._checkpoint.weight_paths()
+
     def tokenizer(self) -> StoredTokenizer:
         """Read the checkpoint's tokenizer; see `Checkpoint`."""
         return self._checkpoint.tokenizer()

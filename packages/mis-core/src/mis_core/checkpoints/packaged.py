@@ -63,6 +63,10 @@ class PackagedCheckpoint(Checkpoint):
         """Return the types of the language model's tensors; see `Checkpoint`."""
         return self._checkpoint.stored_types()
 
+    def weight_paths(self) -> list[Path]:
+        """Return the files of the model without the rest; see `Checkpoint`."""
+        return self._checkpoint.weight_paths()
+
     def tokenizer(self) -> StoredTokenizer:
         """Read the folder's tokenizer; see `Checkpoint`."""
         return read_tokenizer(self._folder / TOKENIZER, self._files)

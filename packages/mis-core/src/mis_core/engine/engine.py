@@ -62,7 +62,8 @@ class Engine:
         self._compilations = Compilations()
         self._loop = EngineLoop(model.runner, model.scheduler)
         reading = model.limits, model.read_tokenizer
-        self._inline, self._threaded = InlineService(self.submit, *reading), ThreadedService(self.submit, *reading)
+        given = self.submit, *reading, model.calibrations
+        self._inline, self._threaded = InlineService(*given), ThreadedService(*given)
         self._generations = GenerationService(self.submit_generation, *reading)
 
     @classmethod

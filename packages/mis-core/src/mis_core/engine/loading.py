@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from mis_core.calibration import Calibrations
+from mis_core.calibration.loading import calibration_file, load_calibrations
 from mis_core.checkpoints import Checkpoint, ModelPart, open_model
 from mis_core.config import EngineConfig
 from mis_core.engine.compilations import keep_compiled
@@ -46,6 +48,7 @@ class LoadedModel:
         parts: What the model is made of.
         limits: What one request may ask for.
         read_tokenizer: Returns the tokenizer, which is read at the first call. Thread-safe.
+        calibrations: What results are calibrated by; None: nothing.
         dense_memory: Whether a request's dense masks fit.
         runner: The weights, the KV cache and the compiled steps.
         scheduler: Plans the runner's steps.
@@ -58,6 +61,7 @@ class LoadedModel:
     parts: tuple[ModelPart, ...]
     limits: Limits
     read_tokenizer: Callable[[], Tokenizer]
+    calibrations: Calibrations | None
     dense_memory: DenseMemory
     runner: Runner
     scheduler: Scheduler
@@ -89,16 +93,20 @@ def load(config: EngineConfig, progress: bool) -> LoadedModel:
     if config.mask_impl == "dense":
         dense_memory.check_longest()
     runner = Runner(decoder, mesh, shape, pages)
-    limits = _limits(config, model, checkpoint, context_length)
+    calibrates = calibration_file(local) is not None
+    limits = _limits(config, model, checkpoint, context_length, identified=calibrates)
     if not config.skip_warmup:
         _warm_up(runner, config, progress)
+    read_tokenizer = _tokenizer_reader(local, limits)
+    calibrations = load_calibrations(local, parts, dtype, read_tokenizer().digest) if calibrates else None
     return LoadedModel(
         config=config,
         directory=directory,
         created=created,
         parts=parts,
         limits=limits,
-        read_tokenizer=_tokenizer_reader(local, limits),
+        read_tokenizer=read_tokenizer,
+        calibrations=calibrations,
         dense_memory=dense_memory,
         runner=runner,
         scheduler=_scheduler(config, runner),
@@ -134,7 +142,9 @@ def _step_shape(config: EngineConfig, spread: ModelConfig, mesh: Mesh, decoder: 
     return shape, pages, context_length
 
 
-def _limits(config: EngineConfig, model: ModelConfig, checkpoint: Checkpoint, context_length: int) -> Limits:
+def _limits(
+    config: EngineConfig, model: ModelConfig, checkpoint: Checkpoint, context_length: int, *, identified: bool
+) -> Limits:
     return Limits(
         context_length=context_length,
         vocab_size=model.vocab_size,
@@ -147,6 +157,7 @@ def _limits(config: EngineConfig, model: ModelConfig, checkpoint: Checkpoint, co
         signs=checkpoint.signs(),
         choice_order=config.choice_order,
         rerank_recipe=config.rerank_recipe,
+        identified=identified,
     )
 
 

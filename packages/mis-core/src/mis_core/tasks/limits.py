@@ -41,6 +41,7 @@ class Limits:
         signs: What the checkpoint says it was made for.
         choice_order: In which order decisions read options unless a request says otherwise.
         rerank_recipe: Name of the recipe of rerank that the operator chose; None: by these signs.
+        identified: Whether parsed requests say what calibrations they may have.
     """
 
     context_length: int
@@ -60,6 +61,7 @@ class Limits:
     signs: Signs = NO_SIGNS
     choice_order: ChoiceOrder = "given"
     rerank_recipe: str | None = None
+    identified: bool = False
 
     @property
     def max_work(self) -> int:

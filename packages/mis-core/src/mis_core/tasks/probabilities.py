@@ -1,9 +1,11 @@
 """From logits to probabilities, on the host, in float64: finite logits never make NaN or infinity."""
 
+import msgspec
 import numpy as np
 from jaxtyping import Bool, Float32, Float64
 from scipy.special import softmax
 
+from mis_core.calibration import Calibrations, Entry
 from mis_core.requests import EngineOutput
 
 LOWEST = float(np.finfo(np.float32).min)
@@ -36,10 +38,31 @@ def label_softmax(
     temperature: float | Float64[np.ndarray, "items 1"] = 1.0,
 ) -> Float32[np.ndarray, "items labels"]:
     """Return the softmax of each item's labels after division by the temperature; 0 where there is no label."""
-    values = np.where(is_label, logits.astype(np.float64), -np.inf)
-    below_best = values - values.max(axis=1, keepdims=True)  # first: a small temperature then overflows to -inf only
     with np.errstate(over="ignore"):
-        return softmax(below_best / temperature, axis=1).astype(np.float32)
+        return softmax(_below_best(logits, is_label) / temperature, axis=1).astype(np.float32)
+
+
+def label_log_softmax(
+    logits: Float32[np.ndarray, "items labels"],
+    is_label: Bool[np.ndarray, "label_rows labels"],
+    temperature: float | Float64[np.ndarray, "items 1"] = 1.0,
+) -> Float64[np.ndarray, "items labels"]:
+    """Return the logarithm of `label_softmax`, not rounded; minus infinity where there is no label."""
+    with np.errstate(over="ignore"):
+        return log_softmax(_below_best(logits, is_label) / temperature)
+
+
+def log_softmax(values: Float64[np.ndarray, "rows values"]) -> Float64[np.ndarray, "rows values"]:
+    """Return the logarithm of the softmax. SciPy's fails where PyTorch is not to be imported, as in the server."""
+    below_best = values - values.max(axis=1, keepdims=True)
+    return below_best - np.log(np.exp(below_best).sum(axis=1, keepdims=True))
+
+
+def _below_best(
+    logits: Float32[np.ndarray, "items labels"], is_label: Bool[np.ndarray, "label_rows labels"]
+) -> Float64[np.ndarray, "items labels"]:
+    values = np.where(is_label, logits.astype(np.float64), -np.inf)
+    return values - values.max(axis=1, keepdims=True)  # first: a small temperature then overflows to -inf only
 
 
 def check_finite(*values: np.ndarray, what: str = "values") -> None:
@@ -50,3 +73,10 @@ def check_finite(*values: np.ndarray, what: str = "values") -> None:
     """
     if not all(np.isfinite(each).all() for each in values):
         raise FloatingPointError(f"The engine returned {what} that are not finite.")
+
+
+def applied(calibrations: Calibrations | None, entry: Entry | None) -> str | msgspec.UnsetType | None:
+    """Return what a result says of its calibration: the digest of an entry, or None; nothing where none is loaded."""
+    if calibrations is None:
+        return msgspec.UNSET
+    return None if entry is None else entry.digest

@@ -41,6 +41,11 @@ class ChatTemplate(msgspec.Struct, frozen=True):
         except (OSError, UnicodeDecodeError) as error:
             raise ModelError(f"The template {str(path)!r} cannot be read: {type(error).__name__}.") from None
 
+    @property
+    def identity(self) -> list[Any]:
+        """What its texts depend on, wherever it is rendered."""
+        return [self.source, self.special_tokens]
+
     def find_fault(self) -> str | None:
         """Compile the template, which may compute much of it; return why it cannot be compiled, or None."""
         from transformers.utils.chat_template_utils import render_jinja_template

@@ -1,6 +1,7 @@
 """The model's tokenizer, with its templates: read from files, and handed on to other processes."""
 
 import copy
+import hashlib
 import logging
 from pathlib import Path
 from typing import Self
@@ -129,6 +130,11 @@ class Tokenizer(TextTokenizer):
         backend = tokenizers.Tokenizer.from_str(stored.tokenizer)
         read = cls(backend, stored.chat_template, stored.end_ids, stored.rerank_template, stored.decision)
         return read.within(stored.vocabulary_size)
+
+    @property
+    def digest(self) -> str:
+        """A digest of what makes tokens of texts, without templates."""
+        return hashlib.sha256(self._backend.to_str().encode()).hexdigest()[:32]
 
     @property
     def decision_template(self) -> ChatTemplate | None:

@@ -1,8 +1,9 @@
-"""The command `mis-server`: `serve`, `score` and `decide`, whose options are fields of dataclasses."""
+"""The command `mis-server`: `serve`, `score`, `decide` and `calibrate`, whose options are fields of dataclasses."""
 
 import click
 
 from mis_server import __version__
+from mis_server.cli.calibrate import CALIBRATE
 from mis_server.cli.decide import DECIDE
 from mis_server.cli.score import SCORE
 from mis_server.cli.serve import SERVE
@@ -17,3 +18,4 @@ def main() -> None:
 main.add_command(SERVE)
 main.add_command(SCORE)
 main.add_command(DECIDE)
+main.add_command(CALIBRATE)

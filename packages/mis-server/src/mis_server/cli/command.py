@@ -13,7 +13,7 @@ from mis_server.cli.options import CONFIG, Flag, one_line_errors
 class Command(click.Command):
     """A command with a model and grouped options, whose repeatable options take several values at once."""
 
-    def __init__(self, name: str, callback: Callable[..., None], options: Iterable[click.Option]) -> None:
+    def __init__(self, name: str, callback: Callable[..., None], options: Iterable[click.Parameter]) -> None:
         super().__init__(
             name, callback=one_line_errors()(callback), help=callback.__doc__, params=[*_model(), *options]
         )

@@ -54,7 +54,9 @@ def flag_of(name: str) -> str:
 
 
 def given_as(ctx: click.Context, name: str) -> str:
-    """Return where an option was set: its flag, its variable, or its name in the config file."""
+    """Return where a value came from: an argument, a flag, its variable, or its name in the config file."""
+    if any(isinstance(each, click.Argument) and each.name == name for each in ctx.command.params):
+        return name.upper()
     match ctx.get_parameter_source(name):
         case ParameterSource.ENVIRONMENT:
             return f"MIS_{name.upper()}"

@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from mis_core.calibration.loading import calibration_file
+from mis_core.checkpoints.digests import files_sha256
 from mis_core.config import EngineConfig
 from mis_server.model import Model
 from mis_server.offline.places import Place
@@ -137,8 +139,14 @@ def decisive(asked: OfflineTask, config: EngineConfig, **output: Any) -> dict[st
         | asked.depends_on(config)
         | ({"ignore_unknown_settings": True} if config.ignore_unknown_settings else {})
         # Only where they are given, so that jobs begun before there was such an option go on.
+        | _calibration(config)
         | {name: value for name in newer if (value := getattr(config, name)) is not None}
     )
+
+
+def _calibration(config: EngineConfig) -> dict[str, Any]:
+    path = calibration_file(config)
+    return {} if path is None else {"calibration": files_sha256([path])}
 
 
 def _of_arrow(id: Any) -> Any:

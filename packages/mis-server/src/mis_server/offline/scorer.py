@@ -69,7 +69,7 @@ class Scorer:
             with contextlib.suppress(EngineUnavailable):
                 return await self._asked.answer(self._model, rows)
             async with asyncio.timeout(_RESTART_S):
-                while not self._model.client.ready:
+                while not self._model.ready:
                     await asyncio.sleep(0.1)
         return await self._asked.answer(self._model, rows)
 

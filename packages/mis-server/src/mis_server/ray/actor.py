@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from mis_core.calibration.loading import OFF
 from mis_core.config import EngineConfig
 from mis_server.offline.asked import OfflineTask
 from mis_server.offline.rows import InputRow
@@ -44,7 +45,7 @@ class Host:
 
 _PATHS = (
     "model", "tokenizer_path", "chat_template", "rerank_template", "decision_prompt", "decision_head",
-    "merge_lora", "compilation_cache_dir", "download_dir",
+    "merge_lora", "calibration", "compilation_cache_dir", "download_dir",
 )  # fmt: skip
 
 
@@ -55,6 +56,8 @@ def for_actors(config: EngineConfig) -> EngineConfig:
         del given["rerank_template"]
     if config.decision_file is None:
         del given["decision_prompt"]
+    if config.calibration == OFF:
+        del given["calibration"]
     there = {name: Path(path) for name, path in given.items() if path is not None and Path(path).exists()}
     absolute: dict[str, Any] = {name: str(path.absolute()) for name, path in there.items()}
     return dataclasses.replace(config, **absolute)

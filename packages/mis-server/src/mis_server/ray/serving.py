@@ -166,7 +166,7 @@ class Replica:
     async def _start(self) -> ASGIApp:
         settings = self._settings
         model = await self._running.enter_async_context(
-            running_model(settings.engine, names=settings.model_names, **settings.limits)
+            running_model(settings.engine, names=settings.model_names, limits=settings.limits)
         )
         await model.wait_ready()
         logger.info("Rerank: %s", model.described_rerank)

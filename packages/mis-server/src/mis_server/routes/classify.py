@@ -27,6 +27,7 @@ async def classify(request: Request) -> Response:
         **service.head("classify", request),
         data=await in_thread_if_large(result.probabilities.size, _data, result),
         usage=usage_of(result.usage),
+        calibration=result.calibration,
     )
     return json_reply(reply, answered)
 

@@ -28,6 +28,7 @@ async def decide(request: Request) -> Response:
         **service.head("decision", request),
         answers=answered.result.answers,
         usage=answered.result.usage,
+        calibration=answered.result.calibration,
     )
     values = sum(each.label_ids.size for each in answered.parsed.requests)
     return await in_thread_if_large(values, json_reply, reply, answered)

@@ -32,7 +32,7 @@ async def health() -> Status:
 @router.get("/ready")
 async def ready(service: ServiceOfApp) -> Status:
     """Answer 200 if requests can be scored now, 503 otherwise."""
-    if not service.model.client.ready:
+    if not service.model.ready:
         raise EngineUnavailable("The engine is not ready.")
     service.model.tokenizers.check()
     if not service.model.tokenizers.ready:

@@ -48,5 +48,6 @@ def _reply(name: str, model: str, answered: Answered[ParsedRerank, Ranking]) -> 
         errors=ranking.errors,
         usage=ranking.usage,
         meta=ranking.meta,
+        calibration=ranking.calibration,
     )
     return json_reply(reply, answered)

@@ -38,6 +38,7 @@ async def score(request: Request) -> Response:
         errors=result.errors if answered.parsed.items.per_item else msgspec.UNSET,
         layout=await _layout(service, result) if answered.parsed.request.return_layout else msgspec.UNSET,
         usage=usage_of(result.usage),
+        calibration=result.calibration,
     )
     return json_reply(reply, answered)
 

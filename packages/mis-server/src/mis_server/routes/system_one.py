@@ -42,6 +42,7 @@ def reply_of(service: HttpService, answered: SystemOneAnswered) -> SystemOneRepl
         x_abstained=result.x_abstained,
         x_joint=result.x_joint,
         x_errors=result.x_errors,
+        x_calibration=result.x_calibration,
     )
 
 

@@ -1,11 +1,11 @@
 """Reply of `POST /v1/classify`, as vLLM has them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import ConfigDict
 
-from mis_server.schemas.score import ScoreUsage
+from mis_server.schemas.score import Calibration, ScoreUsage, absent
 
 EXAMPLES: list[Any] = [{"input": ["A cat sleeps.", "Rain."]}, {"input": [[3872, 432, 911]], "use_activation": False}]
 
@@ -36,9 +36,12 @@ class Classification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifyReply:
-    """Classes in the order of the request's inputs."""
+    """Classes in the order of the request's inputs.
 
-    __pydantic_config__ = ConfigDict(json_schema_extra={"examples": [_REPLY_EXAMPLE]})
+    `calibration`, only where one is loaded, is the digest of what the probabilities are calibrated by, or null.
+    """
+
+    __pydantic_config__ = ConfigDict(json_schema_extra={"examples": [_REPLY_EXAMPLE]}, arbitrary_types_allowed=True)
 
     id: str
     object: Literal["list"] = "list"
@@ -46,3 +49,4 @@ class ClassifyReply:
     model: str
     data: list[Classification]
     usage: ScoreUsage
+    calibration: Calibration = field(default_factory=absent)

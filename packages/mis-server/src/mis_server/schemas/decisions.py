@@ -1,9 +1,12 @@
 """Reply of `POST /v1/decisions`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pydantic import ConfigDict
+
 from mis_core.tasks.decide.answers import Answer, DecisionUsage
+from mis_server.schemas.score import Absent, absent
 
 _QUESTIONS: list[Any] = [
     {"type": "predicate", "name": "refund", "instructions": "The customer wants money back."},
@@ -19,7 +22,12 @@ EXAMPLE: dict[str, Any] = {"input": "Where is my parcel? I want my money back!",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionReply:
-    """Answers in the order of the questions."""
+    """Answers in the order of the questions.
+
+    `calibration`, only where one is loaded, has for each answer the digest of what it is calibrated by, or null.
+    """
+
+    __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True)
 
     id: str
     object: Literal["decisions"] = "decisions"
@@ -27,3 +35,4 @@ class DecisionReply:
     model: str
     answers: tuple[Answer, ...]
     usage: DecisionUsage
+    calibration: tuple[str | None, ...] | Absent = field(default_factory=absent)

@@ -7,7 +7,7 @@ from pydantic import ConfigDict
 
 from mis_core.tasks.fields.item_errors import ItemError
 from mis_core.tasks.rerank.ranking import RankedText, RerankMeta, RerankUsage
-from mis_server.schemas.score import Absent, absent
+from mis_server.schemas.score import Absent, Calibration, absent
 
 EXAMPLE: dict[str, Any] = {"query": "Do cats sleep?", "documents": ["Cats sleep all day.", "It rains."], "top_n": 1}
 """A body."""
@@ -28,8 +28,11 @@ class RerankResult:
 class RerankReply:
     """Documents, the most relevant first.
 
-    `recipe` names what the prompts were made by: a recipe, or `custom` for `--rerank-template FILE`.
+    `recipe` names what the prompts were made by: a recipe, or `custom` for `--rerank-template FILE`. `calibration`,
+    only where one is loaded, is the digest of what the scores are calibrated by, or null.
     """
+
+    __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True)
 
     id: str
     object: Literal["rerank"] = "rerank"
@@ -39,3 +42,4 @@ class RerankReply:
     errors: tuple[ItemError, ...]
     usage: RerankUsage
     meta: RerankMeta
+    calibration: Calibration = field(default_factory=absent)

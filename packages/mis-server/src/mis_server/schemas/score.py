@@ -52,6 +52,10 @@ Absent = SkipJsonSchema[msgspec.UnsetType]
 """The type of a field that a reply may leave out; its class needs `arbitrary_types_allowed`."""
 
 
+Calibration = str | Absent | None
+"""The type of what a reply says of its calibration: a digest, null for none, and nothing where none is loaded."""
+
+
 def absent() -> msgspec.UnsetType:
     """Return the value that leaves a field out."""
     return msgspec.UNSET
@@ -124,7 +128,11 @@ class ScoreLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreReply:
-    """Scores in the order of the request's items and labels; `errors` and `layout` only where they are asked for."""
+    """Scores in the order of the request's items and labels.
+
+    `errors` and `layout` are there only where they are asked for, and `calibration` only where one is loaded: the
+    digest of what the scores are calibrated by, or null.
+    """
 
     __pydantic_config__ = ConfigDict(json_schema_extra={"examples": [_REPLY_EXAMPLE]}, arbitrary_types_allowed=True)
 
@@ -137,3 +145,4 @@ class ScoreReply:
     usage: ScoreUsage
     errors: tuple[ItemError, ...] | Absent = field(default_factory=absent)
     layout: ScoreLayout | Absent = field(default_factory=absent)
+    calibration: Calibration = field(default_factory=absent)

@@ -60,6 +60,7 @@ class SystemOneReply:
     x_abstained: tuple[str, ...] | Absent = field(default_factory=absent)
     x_joint: bool | Absent = field(default_factory=absent)
     x_errors: dict[str, FailedQuestion] | Absent = field(default_factory=absent)
+    x_calibration: dict[str, str | None] | Absent = field(default_factory=absent)
 
 
 @dataclass(frozen=True, slots=True)

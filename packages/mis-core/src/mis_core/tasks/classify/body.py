@@ -16,6 +16,7 @@ from mis_core.tasks.fields.body import (
     TYPE,
     AddSpecialTokens,
     Body,
+    Calibration,
     ModelName,
     Text,
     Tokens,
@@ -66,6 +67,7 @@ class ClassifyBody(Body, frozen=True, kw_only=True):
     priority: Annotated[int | None, NO_EFFECT] = None
     request_id: Annotated[str | None, NO_EFFECT] = None
     user: Annotated[str | None, NO_EFFECT] = None
+    calibration: Calibration = None
     messages: Annotated[None, refused()] = None
     truncate_prompt_tokens: Annotated[None, refused()] = None
 

@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Float64
+from scipy.special import log_expit
 
+from mis_core.calibration import Calibrations, Identity, label_tuples
 from mis_core.config import Activation
 from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.tasks.classify.body import (
@@ -19,6 +22,7 @@ from mis_core.tasks.classify.body import (
 from mis_core.tasks.fields.body import check_model, read_body
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Fields, ServedModels, Task
+from mis_core.tasks.probabilities import applied, log_softmax
 from mis_core.tasks.served import check_task
 from mis_core.tasks.usage import Usage
 from mis_core.tokenization import Tokenizer
@@ -33,11 +37,13 @@ class ParsedClassify:
             so that none changes the bits of another.
         labels: Names of the head's rows.
         activation: What makes probabilities of its values.
+        identity: What a calibration belongs to, where there may be one.
     """
 
     requests: tuple[ScoreRequest]
     labels: tuple[str, ...]
     activation: Activation
+    identity: Identity | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,11 +55,14 @@ class ClassifyResult:
         probabilities: Probabilities of all labels, or the head's values where the activation is `identity`,
             `[inputs, labels]`.
         usage: Token counts.
+        calibration: Digest of the calibration of the probabilities, None if they have none; absent where none is
+            loaded.
     """
 
     labels: tuple[str, ...]
     probabilities: Float32[np.ndarray, "inputs labels"]
     usage: Usage
+    calibration: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 def parse_classify(
@@ -69,20 +78,43 @@ def parse_classify(
         assert tokenizer is not None, "texts without one are refused"
         inputs = rows_of(*tokenizer.encode_all(inputs, body.add_special_tokens, field="input"))
     request = request_of(inputs, limits, body.cache_salt, every_token=False)
-    return ParsedClassify((request,), limits.head_labels, activation)
+    identity = _identity(limits.head_labels, activation) if limits.identified and body.calibration is None else None
+    return ParsedClassify((request,), limits.head_labels, activation, identity)
 
 
-def finish_classify(parsed: ParsedClassify, outputs: tuple[EngineOutput, ...]) -> ClassifyResult:
+def finish_classify(
+    parsed: ParsedClassify, outputs: tuple[EngineOutput, ...], calibrations: Calibrations | None = None
+) -> ClassifyResult:
     """Turn the head's values into probabilities, in float64; see `Task.finish`."""
     (request,), (output,) = parsed.requests, outputs
     values = output.logits.astype(np.float64)
     probabilities = activated(values, parsed.activation)
     best = values.argmax(axis=1)  # before an activation makes equals of large values
+    entry = None if calibrations is None else calibrations.find(parsed.identity)
+    if entry is not None:
+        probabilities = entry.apply(classify_logprobs(values))[:, -values.shape[1] :]
+        best = probabilities.argmax(axis=1)
     return ClassifyResult(
         labels=tuple(parsed.labels[row] for row in best),
         probabilities=probabilities.astype(np.float32),
         usage=Usage(request.prompt_tokens, output.cached_tokens),
+        calibration=applied(calibrations, entry),
     )
+
+
+def classify_logprobs(values: Float64[np.ndarray, "inputs values"]) -> Float64[np.ndarray, "inputs labels"]:
+    """Return the logarithms of the probabilities of labels; of a head with one row, of its sigmoid and what is left."""
+    if values.shape[1] == 1:
+        return np.concatenate([log_expit(-values), log_expit(values)], axis=1)
+    return log_softmax(values)
+
+
+def _identity(labels: tuple[str, ...], activation: Activation) -> Identity | None:
+    """Return what a calibration belongs to: of a distribution over labels, or over one label and none."""
+    if activation != ("sigmoid" if len(labels) == 1 else "softmax"):
+        return None
+    read = label_tuples(range(len(labels)))
+    return Identity(task="classify", labels=read if len(read) > 1 else ((), *read))
 
 
 CLASSIFY: Task[ParsedClassify, ClassifyResult] = Task("classify", parse_classify, finish_classify, needs_tokenizer)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
+from mis_core.calibration import Calibrations
 from mis_core.config import Activation
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
@@ -143,7 +144,9 @@ def parse_tokens(
     return ParsedTokens((request,), texts, limits.head_labels, activation)
 
 
-def finish_tokens(parsed: ParsedTokens, outputs: tuple[EngineOutput, ...]) -> TokenClassifyResult:
+def finish_tokens(
+    parsed: ParsedTokens, outputs: tuple[EngineOutput, ...], _: Calibrations | None = None
+) -> TokenClassifyResult:
     """Turn the head's values into probabilities, in float64; see `Task.finish`."""
     (request,), (output,) = parsed.requests, outputs
     values = output.logits.astype(np.float64)

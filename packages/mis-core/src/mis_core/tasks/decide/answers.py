@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 from mis_core.tasks.decide.judged import Judged
@@ -141,10 +142,17 @@ class DecisionUsage:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Answers in the order of the questions."""
+    """Answers in the order of the questions.
+
+    Attributes:
+        answers: Themselves.
+        usage: Token counts.
+        calibration: Of each answer the digest of its calibration, None if it has none; absent where none is loaded.
+    """
 
     answers: tuple[Answer, ...]
     usage: DecisionUsage
+    calibration: tuple[str | None, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 def answer(judged: Judged) -> Answer:

@@ -6,11 +6,13 @@ orders.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 from jaxtyping import Int64
 
+from mis_core.calibration import Identity, digest_of, label_tuples, relative_orders
 from mis_core.config import ChoiceOrder
 from mis_core.errors import RequestError
 from mis_core.ragged import offsets
@@ -63,6 +65,7 @@ class Subject:
         per_item: Whether the others are answered where a question is wrong.
         choice_order: In which orders options are read.
         cache_salt: Who shares cached prefixes, or None.
+        is_raw: Whether it wants no calibration.
     """
 
     field: str
@@ -71,6 +74,7 @@ class Subject:
     per_item: bool
     choice_order: ChoiceOrder
     cache_salt: str | None
+    is_raw: bool = False
 
 
 def ask(
@@ -104,6 +108,8 @@ def ask(
         questions, lambda index, question: style.ask(question, subject.choice_order, given[index].path)
     )
     _check_counts(found, limits)
+    if limits.identified and not subject.is_raw and not style.is_joint:
+        found = _identified(found, style, tokenizer)
     asked = dict(zip(errors.kept.tolist(), found, strict=True))
     paths = [each.path for each in given]
     requests: list[ScoreRequest] = []
@@ -130,6 +136,25 @@ def _style(subject: Subject, tokenizer: Tokenizer, limits: Limits) -> Style:
             return ContractStyle(tokenizer, contract, subject.state, subject.field, limits.vocab_size)
     prompter = Prompter(tokenizer, subject.conversation, subject.field)
     return OwnStyle(prompter, Codes(tokenizer.within(None), prompter, limits.vocab_size))
+
+
+def _identified(asked: Sequence[AskedQuestion], style: Style, tokenizer: Tokenizer) -> list[AskedQuestion]:
+    """Return questions with what their calibrations belong to: all that the model reads and the state is no part of."""
+    contract = tokenizer.decision
+    templates = [] if isinstance(style, PointerStyle) else [tokenizer.chat_template, tokenizer.decision_template]
+    if isinstance(contract, DecisionContract):
+        contract = msgspec.structs.replace(contract, template=None)
+    read = [None if template is None else template.identity for template in templates]
+    prompt = digest_of([type(style).__name__, contract, read])
+    return [replace(each, identity=_identity(each, prompt, is_own=isinstance(style, OwnStyle))) for each in asked]
+
+
+def _identity(asked: AskedQuestion, prompt: str, *, is_own: bool) -> Identity:
+    question, first = asked.question, asked.orders[0]
+    options = [question.options[index] for index in first] if question.options else list(question.sides)
+    read = asked.texts if is_own else [question.kind, question.name, question.instructions, options]
+    labels, orders = label_tuples(asked.labels[1].tolist()), relative_orders(asked.orders)
+    return Identity(task="decide", labels=labels, decision_prompt=prompt, question=digest_of(read), orders=orders)
 
 
 def _check_counts(asked: Sequence[AskedQuestion], limits: Limits) -> None:

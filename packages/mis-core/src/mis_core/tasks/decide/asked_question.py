@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from mis_core.calibration import Identity
 from mis_core.config import ChoiceOrder
 from mis_core.requests import ScoreRequest
 from mis_core.tasks.decide.codes import Codes, Labels
@@ -24,12 +25,14 @@ class AskedQuestion:
         orders: The orders in which its options are read, each an item of the request.
         labels: Its labels, in the order they are read.
         temperature: What logits of its labels are divided by.
+        identity: What a calibration of it belongs to, where it may have one.
     """
 
     question: Question
     orders: list[list[int]]
     labels: Labels
     temperature: float = 1.0
+    identity: Identity | None = None
 
     @property
     def texts(self) -> list[str]:

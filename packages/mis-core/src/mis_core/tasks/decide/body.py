@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from mis_core.tasks.decide.questions import MAX_CHOICES, MAX_LEVELS, MAX_QUESTIONS, ReadingOrder
-from mis_core.tasks.fields.body import NO_EFFECT, Body, CacheSalt, ModelName, about
+from mis_core.tasks.fields.body import NO_EFFECT, Body, CacheSalt, Calibration, ModelName, about
 from mis_core.tasks.fields.item_errors import OnError
 
 
@@ -177,6 +177,7 @@ class DecisionBody(Body, frozen=True, kw_only=True):
     on_error: OnError = "request"
     choice_order: ReadingOrder = None
     cache_salt: CacheSalt = None
+    calibration: Calibration = None
     prompt_cache_key: Annotated[
         str | None, about("As `cache_salt`. If both are given, prefixes are shared only where both match.")
     ] = None

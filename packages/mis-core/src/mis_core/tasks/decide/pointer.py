@@ -110,7 +110,7 @@ class PointerStyle:
             )
             raise RequestError("context_length_exceeded", message, "questions")
         labels = options, np.arange(len(options), dtype=np.int32)
-        return PointedQuestion(question, orders, labels, self._contract.temperature, branches)
+        return PointedQuestion(question, orders, labels, self._contract.temperature, branches=branches)
 
     def prompts(self, asked: Sequence[AskedQuestion], max_characters: int) -> list[list[Prompt]]:
         """Questions have tokens, and no texts."""

@@ -5,6 +5,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
+
+from mis_core.calibration import Calibrations
 from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.tasks.decide.answers import (
     Decision,
@@ -17,7 +20,7 @@ from mis_core.tasks.decide.answers import (
 from mis_core.tasks.decide.asked import Asked, Subject, ask
 from mis_core.tasks.decide.body import DecisionBody
 from mis_core.tasks.decide.conversation import read_conversation, state_of
-from mis_core.tasks.decide.judged import judge
+from mis_core.tasks.decide.judged import Judged, judge
 from mis_core.tasks.decide.questions import MAX_QUESTIONS, read_question
 from mis_core.tasks.fields.body import check_model, read_body
 from mis_core.tasks.fields.field import Field
@@ -60,27 +63,44 @@ def parse_decision(
     given = Field(body.questions, "questions").elements(1, MAX_QUESTIONS)
     choice_order = body.choice_order or limits.choice_order
     subject = Subject(
-        "input", state_of(conversation), conversation, body.on_error == "item", choice_order, _cache_salt(body)
+        "input",
+        state_of(conversation),
+        conversation,
+        body.on_error == "item",
+        choice_order,
+        _cache_salt(body),
+        body.calibration == "none",
     )
     return ParsedDecision(
         ask(subject, given, lambda _, each: read_question(each), tokenizer, limits), tuple(map(_name, given))
     )
 
 
-def finish_decision(parsed: ParsedDecision, outputs: tuple[EngineOutput, ...]) -> Decision:
+def finish_decision(
+    parsed: ParsedDecision, outputs: tuple[EngineOutput, ...], calibrations: Calibrations | None = None
+) -> Decision:
     """Turn what the engine computed into answers; see `Task.finish`."""
+    judged = judge(parsed.asked, outputs, calibrations)
     answers = tuple(
         RefusalAnswer(name, QuestionError(each.code, each.message, each.param))
         if isinstance(each, ItemError)
         else answer(each)
-        for name, each in zip(parsed.names, judge(parsed.asked, outputs), strict=True)
+        for name, each in zip(parsed.names, judged, strict=True)
     )
     tokens = sum(request.prompt_tokens for request in parsed.requests)
     cached = sum(output.cached_tokens for output in outputs)
-    return Decision(answers, DecisionUsage(tokens, InputTokensDetails(cached), tokens))
+    return Decision(
+        answers,
+        DecisionUsage(tokens, InputTokensDetails(cached), tokens),
+        msgspec.UNSET if calibrations is None else tuple(map(_calibration, judged)),
+    )
 
 
 DECIDE: Task[ParsedDecision, Decision] = Task("decide", parse_decision, finish_decision, model_names=("gpt-6-luna",))
+
+
+def _calibration(judged: Judged | ItemError) -> str | None:
+    return judged.calibration or None if isinstance(judged, Judged) else None
 
 
 def _cache_salt(body: DecisionBody) -> str | None:

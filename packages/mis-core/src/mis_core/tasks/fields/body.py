@@ -105,6 +105,11 @@ CacheSalt = Annotated[
 ]
 """The type of the field `cache_salt`."""
 
+Calibration = Annotated[
+    Literal["none"] | None, about("`none` asks for probabilities as the model has them, where the server calibrates.")
+]
+"""The type of the field `calibration`."""
+
 AddSpecialTokens = Annotated[
     bool, about("Add the tokenizer's special tokens, such as BOS, to texts that do not begin with them.", wrong=TYPE)
 ]

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from mis_core.calibration import Calibrations
 from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Fields, ParsedType, Result, Task
@@ -34,16 +35,24 @@ class Answered(Generic[ParsedType, Result]):
         result: The result.
         timings_ms: Milliseconds by stage: `tokenize`, `queue` (until the first step has room), `plan` (host time for
             layouts), `device` (from the first step to the last value), `finish`.
+        is_mismatched: Whether the model's calibrations are of another one.
     """
 
     parsed: ParsedType
     outputs: tuple[EngineOutput, ...]
     result: Result
     timings_ms: dict[str, float]
+    is_mismatched: bool = False
 
 
 class Service(ABC, Generic[Source]):
-    """Takes requests along the path. Subclasses say where each part of it runs."""
+    """Takes requests along the path. Subclasses say where each part of it runs.
+
+    Attributes:
+        calibrations: What results are calibrated by; None: nothing.
+    """
+
+    calibrations: Calibrations | None = None
 
     async def answer(
         self,
@@ -74,7 +83,9 @@ class Service(ABC, Generic[Source]):
         result = await self.finish(task, parsed, outputs)
         stages = outputs[0].timings_ms if outputs else {"tokenize": tokenize_ms}
         slowest = {name: max((output.timings_ms[name] for output in outputs), default=stages[name]) for name in stages}
-        return Answered(parsed, outputs, result, slowest | {"finish": (time.perf_counter() - computed_at) * 1e3})
+        timings_ms = slowest | {"finish": (time.perf_counter() - computed_at) * 1e3}
+        mismatched = self.calibrations is not None and bool(self.calibrations.mismatch)
+        return Answered(parsed, outputs, result, timings_ms, mismatched)
 
     @abstractmethod
     async def parse(self, task: Task[ParsedType, Any], source: Source) -> ParsedType:
@@ -94,10 +105,17 @@ class Service(ABC, Generic[Source]):
 class InlineService(Service[Fields]):
     """The path to an engine in this process; every part runs, and blocks, where `run_blocking` is called."""
 
-    def __init__(self, queue: Queue, limits: Limits, tokenizer: Callable[[], Tokenizer]) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        limits: Limits,
+        tokenizer: Callable[[], Tokenizer],
+        calibrations: Calibrations | None = None,
+    ) -> None:
         self._queue = queue
         self._limits = limits
         self._tokenizer = tokenizer  # called for requests with text only
+        self.calibrations = calibrations
 
     async def parse(self, task: Task[ParsedType, Any], source: Fields) -> ParsedType:
         """Validate and tokenise a request."""
@@ -117,7 +135,7 @@ class InlineService(Service[Fields]):
         self, task: Task[ParsedType, Result], parsed: ParsedType, outputs: tuple[EngineOutput, ...]
     ) -> Result:
         """Turn the engine's outputs into the result."""
-        return await self._run(task.finish, parsed, outputs)
+        return await self._run(task.finish, parsed, outputs, self.calibrations)
 
     def _parse(self, task: Task[ParsedType, Any], fields: Fields) -> ParsedType:
         return task.read(fields, self._tokenizer() if task.has_text(fields) else None, self._limits, None)

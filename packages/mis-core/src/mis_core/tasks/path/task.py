@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
+from mis_core.calibration import Calibrations
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.tasks.limits import Limits
@@ -45,8 +46,9 @@ class Task(Generic[ParsedType, Result]):
         parse: Validates fields and tokenises their texts: with the model's tokenizer, which may be None where
             `has_text` is false, and within limits. Raises `RequestError`, whose `code` and `param` say how the request
             breaks the contract, or what the tokenizer's meter raises.
-        finish: Turns the engine's outputs, one for each of the parsed `requests`, into the result. Raises ValueError
-            where they lack what was asked for, and FloatingPointError where it is not finite.
+        finish: Turns the engine's outputs, one for each of the parsed `requests`, into the result, with the model's
+            calibrations where they are loaded. Raises ValueError where outputs lack what was asked for, and
+            FloatingPointError where it is not finite.
         has_text: Whether these fields need a tokenizer.
         model_names: Names of models that clients of its protocol send unless told otherwise; they stand for the served
             one.
@@ -54,7 +56,7 @@ class Task(Generic[ParsedType, Result]):
 
     name: str
     parse: Callable[[Fields, Tokenizer | None, Limits, ServedModels], ParsedType]
-    finish: Callable[[ParsedType, tuple[EngineOutput, ...]], Result]
+    finish: Callable[[ParsedType, tuple[EngineOutput, ...], Calibrations | None], Result]
     has_text: Callable[[Fields], bool] = _always
     model_names: tuple[str, ...] = ()
 

@@ -10,6 +10,7 @@ from mis_core.tasks.fields.body import (
     TYPE,
     Body,
     CacheSalt,
+    Calibration,
     Count,
     ModelName,
     OnlyText,
@@ -59,6 +60,7 @@ class RerankBody(Body, frozen=True, kw_only=True):
     ] = None
     return_documents: Annotated[bool, optional("Return each document with its score.")] = False
     cache_salt: CacheSalt = None
+    calibration: Calibration = None
     max_chunks_per_doc: Annotated[int | None, NO_EFFECT] = None
     priority: Annotated[int | None, NO_EFFECT] = None
     truncation: Annotated[bool | None, NO_EFFECT] = None

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import msgspec
+
 from mis_core.tasks.fields.item_errors import ItemError
 
 _DOCUMENTS_PER_UNIT = 100
@@ -99,6 +101,7 @@ class Ranking:
         usage: Token counts.
         meta: What else is to say.
         recipe: What the prompts were made by: a recipe's name, or `custom` for a template of the operator.
+        calibration: Digest of the calibration of the scores, None if they have none; absent where none is loaded.
     """
 
     results: tuple[RankedDocument, ...]
@@ -106,3 +109,4 @@ class Ranking:
     usage: RerankUsage
     meta: RerankMeta
     recipe: str
+    calibration: str | msgspec.UnsetType | None = msgspec.UNSET

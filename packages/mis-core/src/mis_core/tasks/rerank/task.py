@@ -9,8 +9,9 @@ from functools import partial
 
 import numpy as np
 from jaxtyping import Float64, Int32
-from scipy.special import expit
+from scipy.special import expit, log_expit
 
+from mis_core.calibration import Calibrations, Entry, Identity, digest_of, label_tuples
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.tasks.fields.body import check_model, read_body, read_element
@@ -18,7 +19,8 @@ from mis_core.tasks.fields.item_errors import ItemErrors
 from mis_core.tasks.fields.values import check_characters, check_count
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Fields, ServedModels, Task
-from mis_core.tasks.probabilities import check_finite, label_softmax
+from mis_core.tasks.probabilities import applied, check_finite, label_log_softmax, label_softmax
+from mis_core.tasks.recipes.recipe import Recipe
 from mis_core.tasks.recipes.recognition import rerank_labels, rerank_recipe
 from mis_core.tasks.rerank.body import Document, RerankBody
 from mis_core.tasks.rerank.prompts import RerankPrompt, rerank_prompt
@@ -48,6 +50,7 @@ class ParsedRerank:
         truncated: Places of the documents that were cut, rising.
         top_n: How many of the best are returned; None for all.
         recipe: Name of the recipe that the prompts were made by.
+        identity: What a calibration belongs to, where there may be one.
     """
 
     requests: tuple[ScoreRequest]
@@ -56,6 +59,7 @@ class ParsedRerank:
     truncated: tuple[int, ...]
     top_n: int | None
     recipe: str
+    identity: Identity | None = None
 
 
 def parse_rerank(
@@ -89,14 +93,18 @@ def parse_rerank(
         tuple(index for index in kept if cut[index] != texts[index]),
         body.top_n,
         recipe.name,
+        _identity(recipe, labels, body, tokenizer) if limits.identified else None,
     )
 
 
-def finish_rerank(parsed: ParsedRerank, outputs: tuple[EngineOutput, ...]) -> Ranking:
+def finish_rerank(
+    parsed: ParsedRerank, outputs: tuple[EngineOutput, ...], calibrations: Calibrations | None = None
+) -> Ranking:
     """Sort the documents by what the engine computed; see `Task.finish`."""
     (request,), (output,) = parsed.requests, outputs
     check_finite(output.logits)
-    relevance = _relevance(request, output)
+    entry = None if calibrations is None else calibrations.find(parsed.identity)
+    relevance = _relevance(request, output, entry)
     best = np.argsort(-relevance, kind="stable")[: parsed.top_n]
     results = []
     for index, score in zip(parsed.documents.kept[best].tolist(), relevance[best].tolist(), strict=True):
@@ -109,14 +117,34 @@ def finish_rerank(parsed: ParsedRerank, outputs: tuple[EngineOutput, ...]) -> Ra
         RerankUsage(tokens, tokens, CachedTokens(output.cached_tokens)),
         RerankMeta(ApiVersion(), BilledUnits.of(parsed.documents.count), RankedTokens(tokens), parsed.truncated),
         parsed.recipe,
+        applied(calibrations, entry),
     )
 
 
 RERANK: Task[ParsedRerank, Ranking] = Task("rerank", parse_rerank, finish_rerank)
 
 
-def _relevance(request: ScoreRequest, output: EngineOutput) -> Float64[np.ndarray, " items"]:
+def rerank_logprobs(request: ScoreRequest, output: EngineOutput) -> Float64[np.ndarray, "items labels"]:
+    """Return the logarithms of the probabilities of irrelevant and relevant; of a head with one row, of its sigmoid."""
+    if output.logits.shape[1] == 1:
+        value = output.logits[:, 0].astype(np.float64)
+        return np.stack([log_expit(-value), log_expit(value)], axis=1)
+    return label_log_softmax(output.logits, request.label_ids >= 0)
+
+
+def _identity(recipe: Recipe, labels: list[int], body: RerankBody, tokenizer: Tokenizer) -> Identity | None:
+    if body.calibration == "none":
+        return None
+    template = tokenizer.rerank_template or (None if recipe.system is None else tokenizer.chat_template)
+    prompt = [repr(recipe), body.instruction or None, None if template is None else template.identity]
+    read = label_tuples(labels)
+    return Identity(task="rerank", labels=read if len(read) > 1 else ((), *read), template=digest_of(prompt))
+
+
+def _relevance(request: ScoreRequest, output: EngineOutput, entry: Entry | None) -> Float64[np.ndarray, " items"]:
     """Return the probability of the last label, the relevant one; of a head with one row, that row's sigmoid."""
+    if entry is not None:
+        return entry.apply(rerank_logprobs(request, output))[:, -1]
     if output.logits.shape[1] == 1:
         return expit(output.logits[:, 0].astype(np.float64))
     return label_softmax(output.logits, request.label_ids >= 0)[:, -1].astype(np.float64)

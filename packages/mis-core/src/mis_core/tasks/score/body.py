@@ -5,7 +5,18 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from mis_core.config import Algorithm, Mask
-from mis_core.tasks.fields.body import TYPE, AddSpecialTokens, Body, CacheSalt, ModelName, Text, TokenId, Tokens, about
+from mis_core.tasks.fields.body import (
+    TYPE,
+    AddSpecialTokens,
+    Body,
+    CacheSalt,
+    Calibration,
+    ModelName,
+    Text,
+    TokenId,
+    Tokens,
+    about,
+)
 from mis_core.tasks.fields.item_errors import OnError
 
 _AnyTexts = Annotated[list[str], Meta(min_length=1)]
@@ -69,6 +80,7 @@ class ScoreBody(Body, frozen=True, kw_only=True):
         about("Divides the label log-probabilities. Values other than 1 need `apply_softmax`."),
     ] = 1.0
     on_error: OnError = "request"
+    calibration: Calibration = None
 
 
 class LaidOutScoreBody(ScoreBody, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from mis_core.calibration import Identity
 from mis_core.requests import ScoreRequest
 from mis_core.tasks.fields.item_errors import ItemErrors
 from mis_core.tasks.score.label_sequences import LabelSequences
@@ -16,9 +17,11 @@ class ParsedScore:
         requests: What the engine computes for them: one request, or nothing if no item can be scored.
         items: Which of the request's items these are, and why the others are not scored.
         sequences: Its labels, if some have several tokens; `request.label_ids` are their first tokens then.
+        identity: What a calibration of it belongs to, where it may have one.
     """
 
     request: ScoreRequest
     requests: tuple[ScoreRequest, ...]
     items: ItemErrors
     sequences: LabelSequences | None = None
+    identity: Identity | None = None

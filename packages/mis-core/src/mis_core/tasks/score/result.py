@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from jaxtyping import Float32, Int32
 
@@ -28,6 +29,7 @@ class ScoreResult:
         query_tokens: Tokens of the longest of these.
         placements: As in `EngineOutput`, with items of the request as they were sent in place of segments.
         errors: Why items were not scored, for a request that wants the others.
+        calibration: Digest of the calibration of the scores, None if they have none; absent where none is loaded.
     """
 
     scores: Float32[np.ndarray, "items labels"]
@@ -42,3 +44,4 @@ class ScoreResult:
     query_tokens: int = 0
     placements: Int32[np.ndarray, "placements 6"] | None = None
     errors: tuple[ItemError, ...] = ()
+    calibration: str | msgspec.UnsetType | None = msgspec.UNSET

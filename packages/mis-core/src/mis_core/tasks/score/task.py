@@ -7,8 +7,9 @@ cheap ones before any text is tokenised; status codes are not known here.
 import time
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Float64, Int32
 
+from mis_core.calibration import Calibrations, Identity
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, Layout, ScoreRequest
 from mis_core.tasks.fields.body import check_model, read_body, read_field
@@ -18,7 +19,7 @@ from mis_core.tasks.fields.token_rows import TokenRows
 from mis_core.tasks.fields.values import check_characters, check_count, check_names
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Fields, ServedModels, Task
-from mis_core.tasks.probabilities import label_logprobs, label_softmax
+from mis_core.tasks.probabilities import applied, label_log_softmax, label_logprobs, label_softmax
 from mis_core.tasks.score.body import LaidOutScoreBody, ScoreBody
 from mis_core.tasks.score.inputs import IdInputs, TextInputs, check_total, read_inputs
 from mis_core.tasks.score.label_sequences import LabelSequences
@@ -74,16 +75,19 @@ def parse_score_request(
         empty_items=0 if options.item_first else inputs.num_empty,
     )
     requests = (request if sequences is None else sequences.segments(request),) if request.num_items else ()
-    return ParsedScore(request, requests, items, sequences)
+    identity = _identity(labels, sequences, options) if limits.identified else None
+    return ParsedScore(request, requests, items, sequences, identity)
 
 
-def finish_score(parsed: ParsedScore, outputs: tuple[EngineOutput, ...]) -> ScoreResult:
+def finish_score(
+    parsed: ParsedScore, outputs: tuple[EngineOutput, ...], calibrations: Calibrations | None = None
+) -> ScoreResult:
     """Turn what the engine computed into the request's scores; see `Task.finish`.
 
     Without `apply_softmax` a score is the label's probability over the full vocabulary, the
     exponential of its log-probability. With it, a score is the softmax over the item's labels, in
     which the full-vocabulary normaliser cancels. A label of several tokens has the probability of its whole sequence,
-    and the softmax is over these. Finite logits never make NaN or infinity.
+    and the softmax is over these. A softmax may be calibrated. Finite logits never make NaN or infinity.
 
     Of a model with a classification head, the vocabulary are the rows of its head; of a head with one row the
     probability is the sigmoid of its logit, because its normaliser (`runner.head`) counts the other class.
@@ -96,7 +100,10 @@ def finish_score(parsed: ParsedScore, outputs: tuple[EngineOutput, ...]) -> Scor
     if parsed.sequences is not None:
         assert logprobs is not None, "sequences need log_sum_exp"
         logits = logprobs = parsed.sequences.logprobs(logprobs)
-    if request.apply_softmax:
+    entry = None if calibrations is None else calibrations.find(parsed.identity, request.query)
+    if entry is not None:
+        scores = entry.apply(score_logprobs(parsed, output)).astype(np.float32)
+    elif request.apply_softmax:
         scores = label_softmax(logits, request.label_ids >= 0, request.temperature)
     else:
         assert logprobs is not None, "without softmax, needs_log_sum_exp is true"
@@ -118,7 +125,14 @@ def finish_score(parsed: ParsedScore, outputs: tuple[EngineOutput, ...]) -> Scor
         query_tokens=int(request.context_lens.max(initial=0)),
         placements=None if output.placements is None else _of_items(output.placements, parsed),
         errors=items.errors,
+        calibration=applied(calibrations, entry),
     )
+
+
+def score_logprobs(parsed: ParsedScore, output: EngineOutput) -> Float64[np.ndarray, "items labels"]:
+    """Return the logarithms of the probabilities of labels among themselves, which calibrations are fitted to."""
+    logits = output.logits if parsed.sequences is None else parsed.sequences.logprobs(label_logprobs(output))
+    return label_log_softmax(logits, parsed.request.label_ids >= 0)
 
 
 def _has_text(fields: Fields) -> bool:
@@ -126,6 +140,19 @@ def _has_text(fields: Fields) -> bool:
 
 
 SCORE: Task[ParsedScore, ScoreResult] = Task("score", parse_score_request, finish_score, _has_text)
+
+
+def _identity(labels: TokenRows, sequences: LabelSequences | None, options: ScoreBody) -> Identity | None:
+    """Return what a calibration belongs to: of a softmax over labels that all items have."""
+    if not options.apply_softmax or options.temperature != 1.0 or options.calibration == "none":
+        return None
+    if sequences is None and labels.is_nested:
+        return None
+    lens = np.ones(len(labels.values), np.int64) if sequences is None else labels.lens
+    each = np.split(labels.values, np.cumsum(lens)[:-1])
+    if len(each) < 2:
+        return None
+    return Identity(task="score", labels=tuple(tuple(ids.tolist()) for ids in each), item_first=options.item_first)
 
 
 def _layout_of(options: ScoreBody) -> Layout:

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Float32, Int32
 
+from mis_core.calibration import Calibrations
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.tasks.fields.body import check_model, read_body
@@ -96,7 +97,7 @@ def parse_chat(
     return ParsedChat(options, requests, sequences, len(prompt))
 
 
-def finish_chat(parsed: ParsedChat, outputs: tuple[EngineOutput, ...]) -> ChatResult:
+def finish_chat(parsed: ParsedChat, outputs: tuple[EngineOutput, ...], _: Calibrations | None = None) -> ChatResult:
     """Turn what the engine computed into log-probabilities; see `Task.finish`."""
     if not parsed.requests:
         return ChatResult([], Usage(parsed.prompt_tokens), np.zeros(0, np.int32), np.zeros(0, np.float32))

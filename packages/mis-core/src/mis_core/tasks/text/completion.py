@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32, Int32
 
+from mis_core.calibration import Calibrations
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, NewToken
 from mis_core.tasks.fields.body import check_model, read_body
@@ -120,7 +121,9 @@ def parse_completion(
     return ParsedCompletion(options, requests, sequences, prompts, texts, text_starts, echo, choices, groups)
 
 
-def finish_completion(parsed: ParsedCompletion, outputs: tuple[EngineOutput, ...]) -> CompletionResult:
+def finish_completion(
+    parsed: ParsedCompletion, outputs: tuple[EngineOutput, ...], _: Calibrations | None = None
+) -> CompletionResult:
     """Turn what the engine computed into log-probabilities; see `Task.finish`."""
     usage = Usage(len(parsed.prompts.tokens), sum(output.cached_tokens for output in outputs))
     if not parsed.requests:

@@ -116,6 +116,7 @@ class SystemOneResult:
         x_joint: True where the model reads all questions in one prompt, so that answers depend on the others; otherwise
             absent.
         x_errors: Questions that cannot be answered, with `x_on_error` `item`; absent where there are none.
+        x_calibration: Of each answer the digest of its calibration, None if it has none; absent where none is loaded.
     """
 
     answers: dict[str, SystemOneAnswer]
@@ -123,6 +124,7 @@ class SystemOneResult:
     x_abstained: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     x_joint: bool | msgspec.UnsetType = msgspec.UNSET
     x_errors: dict[str, FailedQuestion] | msgspec.UnsetType = msgspec.UNSET
+    x_calibration: dict[str, str | None] | msgspec.UnsetType = msgspec.UNSET
 
 
 def answer(judged: Judged, legend: Sequence[Any]) -> SystemOneAnswer:

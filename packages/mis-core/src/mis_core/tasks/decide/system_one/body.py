@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from mis_core.tasks.decide.questions import MAX_CHOICES, MAX_LEVELS, ReadingOrder
-from mis_core.tasks.fields.body import Body, CacheSalt, ModelName, about
+from mis_core.tasks.fields.body import Body, CacheSalt, Calibration, ModelName, about
 
 Content = str | dict[str, Any] | list[Any]
 """What the model reads as it is if it is a text, and as compact JSON otherwise."""
@@ -81,6 +81,7 @@ class SystemOneOptions(Body, frozen=True, kw_only=True, forbid_unknown_fields=Fa
     ] = "request"
     x_choice_order: ReadingOrder = None
     x_cache_salt: CacheSalt = None
+    x_calibration: Calibration = None
     x_abstain_below: Annotated[
         AbstainBelow | None,
         about(

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from mis_core.calibration import Calibrations
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.tasks.decide.asked import Asked, Subject, ask
@@ -79,23 +80,28 @@ def parse_system_one(
         body.x_on_error == "item",
         choice_order,
         body.x_cache_salt,
+        body.x_calibration == "none",
     )
     asked = ask(subject, list(given.values()), read, tokenizer, limits)
     return ParsedSystemOne(asked, needs, body.x_abstain_below)
 
 
-def finish_system_one(parsed: ParsedSystemOne, outputs: tuple[EngineOutput, ...]) -> SystemOneResult:
+def finish_system_one(
+    parsed: ParsedSystemOne, outputs: tuple[EngineOutput, ...], calibrations: Calibrations | None = None
+) -> SystemOneResult:
     """Turn what the engine computed into answers; see `Task.finish`."""
     answers: dict[str, SystemOneAnswer] = {}
     failed: dict[str, FailedQuestion] = {}
     abstained: list[str] = []
+    calibration: dict[str, str | None] = {}
     may_abstain = parsed.abstain_below is not None
-    for (name, needs), each in zip(parsed.needs.items(), judge(parsed.asked, outputs), strict=True):
+    for (name, needs), each in zip(parsed.needs.items(), judge(parsed.asked, outputs, calibrations), strict=True):
         if isinstance(each, ItemError):
             failed[name] = FailedQuestion(each.code, each.message)
             continue
         assert needs is not None, "it was read"
         answers[name] = made = answer(each, needs.legend)
+        calibration[name] = each.calibration or None
         least = parsed.abstain_below if needs.abstain_below is None else needs.abstain_below
         may_abstain |= needs.abstain_below is not None
         if least is not None and made.certainty < least:
@@ -107,6 +113,7 @@ def finish_system_one(parsed: ParsedSystemOne, outputs: tuple[EngineOutput, ...]
         x_abstained=tuple(abstained) if may_abstain else msgspec.UNSET,
         x_joint=parsed.asked.is_joint or msgspec.UNSET,
         x_errors=failed or msgspec.UNSET,
+        x_calibration=msgspec.UNSET if calibrations is None else calibration,
     )
 
 

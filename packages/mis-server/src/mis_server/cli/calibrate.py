@@ -1,0 +1,98 @@
+"""`mis-server calibrate`: probabilities that labelled rows bear out."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mis_core.config import EngineConfig
+from mis_server import __version__
+from mis_server.cli.command import Command
+from mis_server.cli.options import declared, options_of, read, read_engine
+from mis_server.telemetry.logs import log_to_stderr
+
+if TYPE_CHECKING:
+    from mis_core.calibration import Entry, Threshold
+
+_SHARE = click.FloatRange(0, 1, min_open=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateOptions:
+    """The options of the command without those of the engine, in the order of `--help`."""
+
+    output: str = declared("mis-calibration.json", "File of the calibration.", metavar="FILE")
+    labels: tuple[str, ...] = declared((), "Label texts of rows without their own, such as ' yes' ' no'.")
+    item_first: bool = declared(False, "Put each item before the query.", show_default=False)
+    instruction: str | None = declared(
+        None, "How documents are judged; default: as the model's recipe of rerank says.", metavar="TEXT"
+    )
+    relevant_from: float = declared(1.0, "Relevance from which on a document counts as relevant.")
+    act: float = declared(0.95, "Share of answers to be right among those that one may act on.", type=_SHARE)
+    review: float = declared(0.8, "Share of answers to be right among those that are worth a review.", type=_SHARE)
+
+
+def _calibrate(**given: Any) -> None:
+    """Fit a calibration of MODEL to the labelled rows of DATA, a JSONL or Parquet file.
+
+    A row is {"query", "item", "labels", "label"}, {"query", "documents", "relevance"}, {"state", "questions",
+    "answers"} or {"input", "label"}. Serve what is written with `mis-server serve MODEL --calibration FILE`, or put it
+    beside the model.
+    """
+    engine, options = read_engine(given), read(CalibrateOptions, given)
+    if not given["data"]:
+        raise click.UsageError("DATA is missing: a JSONL or Parquet file of labelled rows.")
+    log_to_stderr("human", "warning")
+    from tqdm import tqdm
+
+    from mis_core.labelled import read_labelled
+    from mis_server.offline.calibrating import calibrate
+    from mis_server.offline.examples import RowOptions
+
+    labelled = read_labelled(Path(given["data"]), options.labels)
+    asked = read(RowOptions, given)
+    with tqdm(total=len(labelled.rows), unit="row", disable=None) as bar:
+        fitted = asyncio.run(
+            calibrate(engine, labelled, asked, act=options.act, review=options.review, progress=bar.update)
+        )
+    fitted.calibrations.write(Path(options.output), f"mis-server {__version__}")
+    for title, entry in zip(fitted.titles, fitted.calibrations.entries, strict=True):
+        click.echo("\n".join(_described(title, entry)))
+    for refusal in fitted.refused:
+        click.echo(refusal)
+    click.echo(f"Calibration written to {options.output}.")
+
+
+def _described(title: str, entry: "Entry") -> Iterator[str]:
+    yield f"{title} ({', '.join(entry.labels)}), {entry.rows} rows:"
+    if entry.scaling is not None:
+        bias = ", ".join(f"{each:+.3f}" for each in entry.scaling.bias)
+        yield f"  temperature {entry.scaling.temperature:.3f}" + (f", bias {bias}" if bias else "")
+    if entry.curves:
+        yield f"  isotonic, {sum(len(curve.before) for curve in entry.curves)} points"
+    for name in entry.raw.__struct_fields__:
+        raw, calibrated = getattr(entry.raw, name), getattr(entry.calibrated, name)
+        yield f"  {name.replace('_', ' ')} on held-out rows: {raw:.4f}, calibrated {calibrated:.4f}"
+    yield f"  act {_shown(entry.act)}"
+    yield f"  review {_shown(entry.review)}"
+    yield from (f"  {note}" for note in entry.notes)
+
+
+def _shown(point: "Threshold") -> str:
+    if point.confidence is None:
+        return f"never: no confidence makes {point.accuracy:.0%} right"
+    return (
+        f"from {point.confidence:.4f}: {point.coverage:.0%} of rows, {point.accuracy:.0%} right "
+        f"(at least {point.at_least:.0%}, by a 95 % interval)"
+    )
+
+
+CALIBRATE = Command(
+    "calibrate",
+    _calibrate,
+    [click.Argument(["data"], required=False), *options_of(CalibrateOptions), *options_of(EngineConfig)],
+)
+"""The command."""
