@@ -80,14 +80,14 @@ def test_served_offline_and_python_have_the_same_bits(
     assert (found.scores != raw.scores).all()
     with running_server(checkpoint, *ENGINE, "--calibration", str(calibrated)) as server:
         assert "Calibration: " in server.stderr
-        http = httpx.Client(base_url=server.base_url, trust_env=False, timeout=60)
-        reply = http.post("/v1/score", json=body).json()
-        alone = [http.post("/v1/score", json=body | {"items": [item]}).json()["scores"][0] for item in items]
-        off = http.post("/v1/score", json=body | {"calibration": "none"}).json()
-        other = http.post("/v1/score", json=body | {"query": "Else? "}).json()
-        plain = http.post("/v1/score", json=body | {"apply_softmax": False}).json()
-        decision = http.post("/v1/systemone", json={"state": "Rain.", "questions": {"n": NOUL}})
-        ranking = http.post("/v1/rerank", json={"query": "cats", "documents": ["A cat."]})
+        with httpx.Client(base_url=server.base_url, trust_env=False, timeout=60) as http:
+            reply = http.post("/v1/score", json=body).json()
+            alone = [http.post("/v1/score", json=body | {"items": [item]}).json()["scores"][0] for item in items]
+            off = http.post("/v1/score", json=body | {"calibration": "none"}).json()
+            other = http.post("/v1/score", json=body | {"query": "Else? "}).json()
+            plain = http.post("/v1/score", json=body | {"apply_softmax": False}).json()
+            decision = http.post("/v1/systemone", json={"state": "Rain.", "questions": {"n": NOUL}})
+            ranking = http.post("/v1/rerank", json={"query": "cats", "documents": ["A cat."]})
     assert reply["calibration"] == digest
     assert reply["scores"] == alone == found.scores.tolist()
     assert (off["scores"], off["calibration"]) == (raw.scores.tolist(), None)

@@ -176,7 +176,9 @@ def test_events_leave_others_their_turns() -> None:
             for _ in range(events):
                 yield {}
 
-        reply = cast(Any, event_reply(cast(Any, None), told(), cast(Any, SimpleNamespace(timings_ms={}))))
+        reply = cast(
+            Any, event_reply(cast(Any, None), told(), cast(Any, SimpleNamespace(timings_ms={}, is_mismatched=False)))
+        )
         assert len([line async for line in reply.body_iterator]) == events + 1
         task.cancel()
         return count
