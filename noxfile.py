@@ -174,6 +174,13 @@ def tests_cluster(session: nox.Session) -> None:
     run_in(session, "wheels", "pytest", f"--tier={tier}", "-o", "testpaths=cluster", *others, **KEPT)
 
 
+@nox.session(venv_backend="none", requires=["wheels"])
+def short_forms(session: nox.Session) -> None:
+    """Run `tests_cluster -- --quick` and `tpu_aot -- --quick`, of kernels for v6e alone, as `.ci/run` does."""
+    session.notify("tests_cluster", ["--quick"])
+    session.notify("tpu_aot", ["--quick", "--topology", "v6e:1x1", "--topology", "v6e:2x2"])
+
+
 @nox.session(requires=["build"])
 def integrations(session: nox.Session) -> None:
     """Ask a server through LiteLLM and LangChain, which need an openai client of their own: nightly."""
@@ -198,11 +205,12 @@ def tests_gpu(session: nox.Session) -> None:
 def tpu_aot(session: nox.Session) -> None:
     """Compile every kernel and step for v5e, v6e and v7x without a TPU; `-- --quick` does a few."""
     add(session, *group("tpu-compiler"))
-    some = ["-m", "not full"] if "--quick" in session.posargs else []
-    run_in(session, "wheels", "pytest", "--tier=tpu_aot", *some, *IN_PAIRS)
+    is_quick = "--quick" in session.posargs
+    run_in(session, "wheels", "pytest", "--tier=tpu_aot", *(["-m", "not full"] if is_quick else []), *IN_PAIRS)
     run_in(session, "wheels", "python", "-m", "mis_kernels.aot", *session.posargs)
     others = [argument for argument in session.posargs if argument != "--update-baseline"]
-    run_in(session, "wheels", "python", "-m", "mis_core.aot", *others)
+    # Its few steps are for one topology, whichever the kernels' are.
+    run_in(session, "wheels", "python", "-m", "mis_core.aot", *(["--quick"] if is_quick else others))
 
 
 @nox.session(requires=["build"])

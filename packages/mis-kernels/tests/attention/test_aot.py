@@ -189,6 +189,7 @@ def test_the_stored_baseline_covers_every_heads_and_meets_the_targets() -> None:
 
 
 @pytest.mark.tpu_aot
+@pytest.mark.full  # `python -m mis_kernels.aot --quick` compiles it, too
 def test_the_kernel_compiles_for_v6e() -> None:
     [row] = run_job("v6e:1x1", kernel_program, [HEAD_SHAPES["qwen3-0.6b"]])
     assert row["bundles"]["full"] > 0
