@@ -17,9 +17,10 @@ import pytest
 from _pytest.main import wrap_session
 from hypothesis import settings
 
-# A machine that is busy with something else must not fail a test: timings belong to benchmarks.
+# A machine that is busy with something else must not fail a test: timings belong to benchmarks. Tests that do not say
+# how many examples they draw have hypothesis' hundred in full runs, and few before.
 settings.register_profile("workspace", deadline=None)
-settings.load_profile("workspace")
+settings.register_profile("few", deadline=None, max_examples=25)
 
 # JAX, PyTorch and all tests are a million objects that stay; looking through them at Python's pace takes a tenth of the
 # time of tests that do not compile.
@@ -107,6 +108,7 @@ def pytest_configure(config: pytest.Config) -> None:
     A folder that the environment names stays; nox names one. Counting compilations is not harmed: JAX reports a step
     that it reads from this folder as it does a compiled one.
     """
+    settings.load_profile("few" if config.getoption("tier") in ("quick", "cpu") else "workspace")
     if isa := config.getoption("max_isa"):
         _limit(isa)
     if _SHARED not in os.environ:
