@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel_cases import on_host
+from kernel_cases import UNOPTIMISED, on_host
 from mis_kernels import Segments, reference_attention
 from mis_kernels.backends.tpu.tiles import TpuBlocks
 from mis_testing.bits import assert_bits_equal
@@ -21,6 +21,9 @@ from mis_testing.tolerances import ATTENTION
 from tpu_cases import Case, arrays, attend, items, lay_out_case, live
 
 pytestmark = pytest.mark.tpu
+
+# Compiled as a whole: outside of `jit` every operation is compiled by itself.
+reference = jax.jit(reference_attention, static_argnames="scale", compiler_options=UNOPTIMISED)
 
 TOKENS, CACHED, NEW_TOKENS = 256, 300, 40
 SHAPES = {
@@ -63,21 +66,23 @@ def step(*segments: tuple[int, int, int, bool], dtype: str) -> tuple[list[jax.Ar
 
 def with_logits(logits: np.ndarray) -> tuple[list[jax.Array], Segments]:
     """One item behind a context, whose rows have these logits with the keys they see, `[CACHED + NEW_TOKENS]`."""
-    (q, k, v, k_pages, v_pages), segments = step(*items(0, CACHED, NEW_TOKENS), dtype="float32")
+    inputs, segments = step(*items(0, CACHED, NEW_TOKENS), dtype="float32")
+    q, k, v, k_pages, v_pages = map(np.array, inputs)
     factor = AFAR if np.abs(logits).max() == AFAR else 1.0
-    column = jnp.asarray(logits, jnp.float32) / np.where(np.abs(logits) == AFAR, 1, factor)
-    q = q.at[:NEW_TOKENS].set(0).at[:NEW_TOKENS, :, 0].set(factor)
-    k = k.at[:NEW_TOKENS, :, 0].set(column[CACHED:, None])
+    column = (logits / np.where(np.abs(logits) == AFAR, 1, factor)).astype(np.float32)
+    q[:NEW_TOKENS] = 0
+    q[:NEW_TOKENS, :, 0] = factor
+    k[:NEW_TOKENS, :, 0] = column[CACHED:, None]
     position = np.arange(CACHED)
-    at = segments.page_table[0, position // 64], position % 64
-    return [q, k, v, k_pages.at[:, at[0], at[1], 0].set(column[:CACHED]), v_pages], segments
+    k_pages[:, segments.page_table[0, position // 64], position % 64, 0] = column[:CACHED]
+    return [jnp.asarray(x) for x in (q, k, v, k_pages, v_pages)], segments
 
 
 @pytest.mark.parametrize("name", LOGITS)
 def test_adversarial_logits_give_what_the_reference_gives(name: str, interpret: bool) -> None:
     inputs, segments = with_logits(LOGITS[name]())
     with on_host():
-        expected = np.asarray(reference_attention(*inputs, segments, scale=1.0))
+        expected = np.asarray(reference(*inputs, segments, scale=1.0))
     found = attend(inputs, segments, 1.0, interpret)
     rows = live(segments)
     assert np.all(np.isfinite(expected[rows]))
@@ -120,7 +125,10 @@ def test_a_neighbour_beyond_the_guard_changes_no_bit(
         for index, ((length, context, factor), other) in enumerate(zip(chosen, others, strict=False))
     ]
     before, after = place(inputs, chosen, salt=0), place(inputs, neighbours, salt=1)
-    after = [new.at[mine].set(old[mine]) for new, old in zip(after[:3], before[:3], strict=True)] + after[3:]
+    for number in range(3):
+        new = np.array(after[number])
+        new[mine] = np.asarray(before[number])[mine]
+        after[number] = jnp.asarray(new)
     found = [attend(given, segments, 1.0, interpret)[mine] for given in (before, after)]
     assert np.all(np.isfinite(found[0])) == (chosen[kept][2] in ("usual", "beyond the guard"))
     assert_bits_equal(found[1], found[0])
