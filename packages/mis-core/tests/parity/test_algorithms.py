@@ -32,12 +32,6 @@ DELIMITER = 0  # a legal id
 FULL = pytest.mark.full
 OTHERS = ("qwen3-bfloat16", "qwen2-float32", "llama-float32", "mistral-float32", "smollm3-float32")
 MODELS = {"qwen3-float32": (), **dict.fromkeys(OTHERS, FULL)}
-PER_COMMIT = {("qwen3-float32", layout) for layout in LAYOUTS if layout != "chunks of 1"}
-POINTS = [
-    pytest.param(model, layout, marks=() if (model, layout) in PER_COMMIT else FULL)
-    for model in MODELS
-    for layout in LAYOUTS
-]
 
 
 @pytest.fixture(scope="module", params=[pytest.param(model, marks=marks) for model, marks in MODELS.items()])
@@ -48,30 +42,38 @@ def case(request, tmp_path_factory) -> Iterator[tuple[Engine, PointwiseOracle, s
         yield engine, PointwiseOracle(path, dtype), dtype
 
 
-@pytest.mark.parametrize(("case", "layout"), POINTS, indirect=["case"])
-def test_each_layout_agrees_with_pointwise_scoring(case, layout: str) -> None:
-    engine, oracle, dtype = case
-    serial = engine.score(QUERY, ITEMS, LABELS, apply_softmax=True, scoring_algorithm="serial").scores
+@pytest.fixture(scope="module")
+def serial(case) -> np.ndarray:
+    return case[0].score(QUERY, ITEMS, LABELS, apply_softmax=True, scoring_algorithm="serial").scores
+
+
+@pytest.fixture(scope="module")
+def expected(case) -> np.ndarray:
+    return case[1].score([QUERY + item for item in ITEMS], LABELS, apply_softmax=True)
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(layout, marks=FULL if layout == "chunks of 1" else ()) for layout in LAYOUTS]
+)
+def test_each_layout_agrees_with_pointwise_scoring(case, layout: str, serial: np.ndarray, expected: np.ndarray) -> None:
+    engine, _, dtype = case
     found = engine.score(QUERY, ITEMS, LABELS, apply_softmax=True, **LAYOUTS[layout])
     assert_scores_close(found.scores, serial, dtype, reference="pointwise")
-    expected = oracle.score([QUERY + item for item in ITEMS], LABELS, apply_softmax=True)
     assert_scores_close(found.scores, expected, dtype)
     if layout != "auto":
         assert found.algorithm.startswith(LAYOUTS[layout].get("scoring_algorithm", ""))
 
 
-def test_two_swapped_items_fail_the_comparison(case) -> None:
+def test_two_swapped_items_fail_the_comparison(case, serial: np.ndarray) -> None:
     engine, _, dtype = case
-    serial = engine.score(QUERY, ITEMS, LABELS, apply_softmax=True, scoring_algorithm="serial").scores
     swapped = [ITEMS[1], ITEMS[0], *ITEMS[2:]]
     found = engine.score(QUERY, swapped, LABELS, apply_softmax=True, scoring_algorithm="packed").scores
     with pytest.raises(AssertionError, match="differ by more"):
         assert_scores_close(found, serial, dtype, reference="pointwise")
 
 
-def test_a_lost_query_token_fails_the_comparison(case) -> None:
+def test_a_lost_query_token_fails_the_comparison(case, serial: np.ndarray) -> None:
     engine, _, dtype = case
-    serial = engine.score(QUERY, ITEMS, LABELS, apply_softmax=True, scoring_algorithm="serial").scores
     found = engine.score(QUERY[:-1], ITEMS, LABELS, apply_softmax=True).scores
     with pytest.raises(AssertionError, match="differ by more"):
         assert_scores_close(found, serial, dtype, reference="pointwise")

@@ -28,7 +28,7 @@ CARDS: dict[str, tuple[str, int, dict[str, Any], int]] = {
     # https://huggingface.co/lmsys/vicuna-7b-v1.5-16k: 4096 positions, 16384 by linear scaling
     "Vicuna": ("llama", 320, {"factor": 4.0, "type": "linear"}, 1280),
 }
-CASES = [pytest.param(name, marks=() if name in ("Qwen3", "Vicuna") else pytest.mark.full) for name in CARDS]
+CASES = [pytest.param(name, marks=() if name == "Qwen3" else pytest.mark.full) for name in CARDS]
 LABELS = [271, 269, 276, 5]
 
 _random = np.random.default_rng(11)

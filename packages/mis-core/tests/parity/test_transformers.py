@@ -43,13 +43,6 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_spelling": "new",
         "shards": 2,
     },
-    "llama plain, biases everywhere, float32 files": {
-        "family": "llama",
-        "attention_bias": True,
-        "mlp_bias": True,
-        "rope_scaling": None,
-        "dtype": "float32",
-    },
     "mistral": {"family": "mistral"},
     "smollm3 listed layers, yarn, biases": {
         "family": "smollm3",
@@ -61,6 +54,13 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 FULL_ONLY: dict[str, dict[str, Any]] = {
+    "llama plain, biases everywhere, float32 files": {
+        "family": "llama",
+        "attention_bias": True,
+        "mlp_bias": True,
+        "rope_scaling": None,
+        "dtype": "float32",
+    },
     "qwen3 yarn old spelling, shards": {"family": "qwen3", "rope_scaling": YARN, "rope_theta": 1e4, "shards": 3},
     "qwen3 biases of attention": {"family": "qwen3", "attention_bias": True},
     "qwen2 bias": {"family": "qwen2", "num_attention_heads": 8, "hidden_size": 128, "num_key_value_heads": 2},
@@ -168,7 +168,12 @@ def test_items_in_front_of_the_query(engine: "Engine", oracle: PointwiseOracle, 
 
 
 @pytest.mark.parametrize(
-    "model", ["qwen3 grouped tied", "llama narrow head", pytest.param("qwen2 bias", marks=pytest.mark.full)]
+    "model",
+    [
+        "qwen3 grouped tied",
+        pytest.param("llama narrow head", marks=pytest.mark.full),
+        pytest.param("qwen2 bias", marks=pytest.mark.full),
+    ],
 )
 @pytest.mark.parametrize("item_first", [False, True])
 def test_queries_and_items_longer_than_a_step(

@@ -57,7 +57,7 @@ def test_a_querys_own_tokens_are_of_its_context() -> None:
     assert with_short_contexts(StepPlan((paged,), ())).shards[0].page_table.shape == (8, 128)
 
 
-@pytest.mark.parametrize("pages", [32, 511])
+@pytest.mark.parametrize("pages", [pytest.param(32, marks=pytest.mark.full), 511])
 def test_a_step_takes_what_is_counted(path: Path, pages: int) -> None:
     mesh, config = make_mesh(1, 1), read_model_config(path)
     made = Runner(load_decoder(path, config, jnp.dtype("float32"), mesh, False, "none"), mesh, SHAPE, pages=600)

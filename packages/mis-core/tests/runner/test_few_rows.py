@@ -47,7 +47,12 @@ def runner(path: Path, quantization: str) -> Runner:
 @pytest.mark.skipif(library.why_not() is not None or library.has_tiles(), reason="needs AVX-512 in bfloat16, no AMX")
 @pytest.mark.parametrize(
     ("family", "quantization", "sizes"),
-    [("qwen3", "none", FEW), ("qwen2", "none", (1, 4)), ("llama", "none", (2,)), ("qwen3", "int8", (1, 16))],
+    [
+        ("qwen3", "none", FEW),
+        pytest.param("qwen2", "none", (1, 4), marks=pytest.mark.full),
+        pytest.param("llama", "none", (2,), marks=pytest.mark.full),
+        ("qwen3", "int8", (1, 16)),
+    ],
 )
 def test_a_row_has_the_bits_that_it_has_among_64(
     family: str, quantization: str, sizes: tuple[int, ...], tmp_path: Path

@@ -57,7 +57,7 @@ def draw(rows: list[int], kinds: list[int], tops: list[int] | None = None, group
     return DrawnTokens(*(np.asarray(values)[: len(rows)] for values in drawn))
 
 
-@pytest.mark.parametrize("group", [1, 8])
+@pytest.mark.parametrize("group", [pytest.param(1, marks=pytest.mark.full), 8])
 def test_a_row_gets_the_same_alone_and_beside_any_others(group: int) -> None:
     rows = list(range(SAMPLED_ROWS))
     kinds = [row % len(KINDS) for row in rows]

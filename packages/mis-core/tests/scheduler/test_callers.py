@@ -22,6 +22,7 @@ from mis_kernels.heads import HeadShape
 
 STEP, PAGES = 2048, 512  # what an engine on a CPU has
 CALLERS, ANSWERS, KNOWN = 32, 128, 40
+FULL = pytest.mark.full
 SHAPES = {
     kind.name: step_shape(
         kind.create(HeadShape(9, 3, 64), "bfloat16"),
@@ -67,13 +68,17 @@ def steps_of(load: Load, shape: StepShape) -> list[StepPlan]:
     [
         # 520 tokens a request: four fill a step. A query leaves 56 rows of its last page, which items of 20 fill.
         (Load(16, 20, 200, known=False), 0.035, 37, 1390),  # counted: 0.027, 35, 1339
-        (Load(16, 20, 200, known=True), 0.010, 23, 865),  # 0.004, 22, 824: six requests of 320 tokens fill a step
+        pytest.param(
+            Load(16, 20, 200, known=True), 0.010, 23, 865, marks=FULL
+        ),  # 0.004, 22, 824: six requests of 320 tokens fill a step
         # 390 tokens: five fill a step. A query leaves 20 rows, too few for an item of 30; all items lie together.
-        (Load(3, 30, 300, known=False), 0.055, 29, 1040),  # 0.048, 27, 999
+        pytest.param(Load(3, 30, 300, known=False), 0.055, 29, 1040, marks=FULL),  # 0.048, 27, 999
         (Load(3, 30, 300, known=True), 0.065, 10, 375),  # 0.058, 9, 357: 16 callers' 1,440 rows in a bucket of 1,536
         # 75 tokens. Of 32 callers, 21 and 11 take turns: 1,655 and 865 rows, in sizes of 2,048 and 1,024.
         (Load(1, 15, 60, known=False), 0.205, 10, 350),  # 0.192, 9, 335
-        (Load(1, 15, 60, known=True), 0.070, 5, 164),  # 0.063, 4, 156: 32 callers' 480 rows in a bucket of 512
+        pytest.param(
+            Load(1, 15, 60, known=True), 0.070, 5, 164, marks=FULL
+        ),  # 0.063, 4, 156: 32 callers' 480 rows in a bucket of 512
     ],
     ids=["16x20/200", "16x20/200 known", "3x30/300", "3x30/300 known", "1x15/60", "1x15/60 known"],
 )

@@ -244,7 +244,7 @@ def test_a_sequence_begins_when_its_prompt_gets_cached_in_pages_of_another() -> 
     assert_plans_of_a_list([*scores[:2], sequences[0], scores[2], sequences[1]], 26, 1, True, 4, 8, 5)
 
 
-@pytest.mark.parametrize("tried", [1, 10**6])
+@pytest.mark.parametrize("tried", [1, pytest.param(10**6, marks=pytest.mark.full)])
 def test_those_that_passed_are_counted_alike(tried: int) -> None:
     """A flood of requests passes sequences that wait for slots, then for pages, until no more may."""
     flood = [Arrival(step, step, 65, 0, 3, None) for step in range(2, 24)]
