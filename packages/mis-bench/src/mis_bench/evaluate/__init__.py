@@ -1,0 +1,1 @@
+"""`mis-bench evaluate`: how right, and how well calibrated, targets are on labelled data."""
