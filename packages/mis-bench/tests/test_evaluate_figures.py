@@ -97,27 +97,6 @@ def test_neither_the_order_of_rows_nor_that_of_classes_matters(seed: int, classe
     assert values(backwards) == pytest.approx(found, abs=1e-9)
 
 
-def test_labels_in_another_order_in_some_rows_are_the_same_labels() -> None:
-    answers = drawn_answers(5, 100, 3)
-    found = [
-        RowAnswer(
-            row,
-            ("", ("0", "1", "2")),
-            names,
-            [probs[int(name)] for name in names],
-            names.index(str(truth)),
-            False,
-            None,
-        )
-        for row, (probs, truth) in enumerate(zip(answers.probabilities.tolist(), answers.truth.tolist(), strict=True))
-        for names in [["0", "1", "2"][:: 1 if row % 2 else -1]]
-    ]
-    mixed = values(Answers.of(found, np.ones(100), np.arange(100)))
-    plain = values(answers)
-    for name in ("accuracy", "macro_f1", "auc", "log_loss", "brier", "ece"):
-        assert mixed[name] == pytest.approx(plain[name]), name
-
-
 def test_questions_with_other_numbers_of_options_are_taken_together() -> None:
     found = [
         RowAnswer(0, ("yes", ("no", "yes")), ["no", "yes"], [0.2, 0.8], 1, True, 0.9),

@@ -9,6 +9,7 @@ from mis_bench.artifact import ArtifactError
 from mis_bench.capacity.command import plan
 from mis_bench.checkpoints import CheckpointError, resolve_checkpoint
 from mis_bench.estimate.command import estimate
+from mis_bench.evaluate.command import evaluate
 from mis_bench.perf.command import perf
 from mis_bench.presets.compare import compare, matrix
 from mis_bench.presets.decisions import decisions
@@ -59,7 +60,7 @@ def checkpoint(spec: str) -> None:
 
 _COMMANDS = (
     run, stress, matrix, compare, sweep, perf, validate, profile, report, validate_artifacts, workload, checkpoint,
-    estimate, plan, decisions,
+    estimate, plan, decisions, evaluate,
 )  # fmt: skip
 
 

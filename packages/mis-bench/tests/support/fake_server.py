@@ -7,7 +7,10 @@ from typing import Any
 
 
 class FakeServer:
-    """A server whose replies a test decides: `routes[path]` is a reply, `(status, text)`, or a function of the body."""
+    """A server whose replies a test decides.
+
+    `routes[path]` is a reply, `(status, text)`, `(status, text, headers)`, or a function of the body.
+    """
 
     def __init__(self) -> None:
         self.routes: dict[str, Any] = {
@@ -47,8 +50,10 @@ class FakeServer:
         if reply is None:  # say nothing and hang up
             handler.close_connection = True
             return
-        status, text = reply if isinstance(reply, tuple) else (200, json.dumps(reply))
+        status, text, *headers = reply if isinstance(reply, tuple) else (200, json.dumps(reply))
         handler.send_response(status)
+        for name, value in headers[0].items() if headers else ():
+            handler.send_header(name, value)
         handler.send_header("content-length", str(len(text.encode())))
         handler.end_headers()
         handler.wfile.write(text.encode())

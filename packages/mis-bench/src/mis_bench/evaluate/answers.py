@@ -35,6 +35,14 @@ class RowAnswer(NamedTuple):
     is_ordered: bool
     mass: float | None
 
+    def in_order(self, names: Sequence[str]) -> "RowAnswer":
+        """Return it with its classes in another order."""
+        if list(self.names) == list(names):
+            return self
+        index = {name: index for index, name in enumerate(self.names)}
+        moved = [self.probabilities[index[name]] for name in names]
+        return self._replace(names=names, probabilities=moved, truth=list(names).index(self.names[self.truth]))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answers:
@@ -77,15 +85,13 @@ class Answers:
     ) -> Self:
         """Make arrays of answers; weights and clusters are those of all rows of the data.
 
-        Classes of a question that come in several orders are put into that of its first answer.
+        Answers to a question have its classes in one order.
         """
-        given = list(found)
-        first: dict[Question, Sequence[str]] = {}
-        found = [_in_order(each, first.setdefault(each.question, each.names)) for each in given]
+        found = list(found)
         widest = max((len(each.names) for each in found), default=2)
         probabilities = np.zeros((len(found), widest))
         classes = np.full((len(found), widest), -1, np.int64)
-        questions = {question: number for number, question in enumerate(first)}
+        questions = {question: number for number, question in enumerate(dict.fromkeys(each.question for each in found))}
         known: dict[tuple[int, str], int] = {}
         for index, each in enumerate(found):
             probabilities[index, : len(each.names)] = each.probabilities
@@ -172,15 +178,6 @@ class RowRanking(NamedTuple):
     row: int
     scores: Float64[np.ndarray, " documents"]
     relevance: Float64[np.ndarray, " documents"]
-
-
-def _in_order(answer: RowAnswer, names: Sequence[str]) -> RowAnswer:
-    """Return an answer with its classes in another order."""
-    if list(answer.names) == list(names):
-        return answer
-    index = {name: index for index, name in enumerate(answer.names)}
-    moved = [answer.probabilities[index[name]] for name in names]
-    return answer._replace(names=names, probabilities=moved, truth=list(names).index(answer.names[answer.truth]))
 
 
 def _normalized(probabilities: Float64[np.ndarray, "answers classes"]) -> Float64[np.ndarray, "answers classes"]:

@@ -1,0 +1,128 @@
+"""`mis-bench evaluate`: how right, and how well calibrated, targets are on labelled data."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from mis_bench.evaluate.gates import FigureGate, GateError
+from mis_bench.options import ABOVE_0, progress
+from mis_bench.targets.target import TargetUnavailable
+from mis_core.errors import ConfigError
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_PACKAGES = {"sklearn": "scikit-learn", "ir_measures": "ir-measures"}
+
+
+class EvaluationError(click.ClickException):
+    """There is nothing to evaluate, or no way to; exit status 2."""
+
+    exit_code = 2
+
+
+class _Command(click.Command):
+    """A command whose labels may follow each other."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read `--labels a b` as `--labels a --labels b`."""
+        return super().parse_args(ctx, list(_repeated(args, "--labels")))
+
+
+@click.command(cls=_Command)
+@click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
+@click.option("--data", required=True, type=_FILE, help="Labelled rows: JSONL, or Parquet.")
+@click.option(
+    "--labels", multiple=True, metavar="TEXT...", show_default="those of each row", help="Labels of rows of scores."
+)
+@click.option(
+    "--model", show_default="none", help="Checkpoint that engine loads: a directory, a name, or random:SHAPE/DIVISOR."
+)
+@click.option(
+    "--gate",
+    "gates",
+    multiple=True,
+    metavar="EXPR",
+    show_default="none",
+    help="Fail unless a figure of every target is so: accuracy>=0.9, ece@SLICE<=0.05; repeatable.",
+)
+@click.option("--json", "json_file", type=_FILE, show_default="none", help="File for all figures.")
+@click.option("--report", "report_file", type=_FILE, show_default="none", help="File for a page of HTML.")
+@click.option("--callers", type=click.IntRange(1), default=8, help="Requests under way at once.")
+@click.option("--timeout", type=ABOVE_0, default=180.0, help="Seconds a request may take.")
+def evaluate(
+    targets: tuple[str, ...],
+    data: Path,
+    labels: tuple[str, ...],
+    model: str | None,
+    gates: tuple[str, ...],
+    json_file: Path | None,
+    report_file: Path | None,
+    callers: int,
+    timeout: float,
+) -> None:
+    """Evaluate targets on labelled data: accuracy, calibration and ranking, with intervals of 95 %.
+
+    TARGET is [ALIAS=]engine, mis=URL, vllm=URL, openai=URL, systemone=URL or cohere=URL, with ,OPTION=VALUE behind it.
+    Keys of servers are read from MIS_API_KEY, VLLM_API_KEY, OPENAI_API_KEY, TYPESAFE_API_KEY and CO_API_KEY. Of several
+    targets, all are held against the first.
+
+    Exit status 1 if a gate or a row failed, 2 for an error.
+    """
+    with _one_line_errors():
+        from mis_bench.evaluate.run import Plan, run
+
+        _check_packages()
+        for file in (json_file, report_file):
+            if file is not None and not file.parent.is_dir():
+                raise EvaluationError(f"{file} cannot be written: there is no folder {file.parent}.")
+        plan = Plan.of(targets, data, labels, model, [FigureGate.parse(text) for text in gates])
+        with progress("evaluate") as show:
+            found = asyncio.run(run(plan, callers, timeout, show))
+        for table in found.tables():
+            table.show()
+        if json_file is not None:
+            json_file.write_text(json.dumps(found.as_json(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        if report_file is not None:
+            from mis_bench.evaluate.page import as_page
+
+            report_file.write_text(as_page(found, plan.about), encoding="utf-8")
+    for missed in found.missed:
+        click.echo(f"Gate missed: {missed}.", err=True)
+    for file in filter(None, (json_file, report_file)):
+        click.echo(f"Written: {file}", err=True)
+    if not found.passed:
+        raise SystemExit(1)
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Say in one sentence what a user can mend; exit status 2."""
+    try:
+        yield
+    except (TargetUnavailable, GateError) as error:
+        raise EvaluationError(str(error)) from None
+    except ConfigError as error:
+        raise EvaluationError(error.message) from None
+    except OSError as error:
+        raise EvaluationError(f"{error.filename}: {error.strerror}.") from None
+
+
+def _check_packages() -> None:
+    for module, package in _PACKAGES.items():
+        if find_spec(module) is None:
+            raise EvaluationError(f"There is no package {package} here: pip install 'mis-bench[evaluate]'.")
+
+
+def _repeated(args: Sequence[str], flag: str) -> Iterator[str]:
+    is_flag, given = False, False
+    for arg in args:
+        if arg.startswith("--"):
+            is_flag, given = arg == flag, False
+        elif is_flag and given:
+            yield flag
+        given = not arg.startswith("--")
+        yield arg
