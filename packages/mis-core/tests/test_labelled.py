@@ -65,7 +65,7 @@ def test_rows_may_have_a_name_a_slice_and_a_weight(tmp_path: Path) -> None:
     named = CLASSIFY | {"id": 7, "slice": "films", "weight": 2}
     (row, other) = read(tmp_path, named, "", CLASSIFY | {"id": None}).rows
     assert (row.id, row.slice, row.weight) == ("7", "films", 2.0)
-    assert (other.id, other.slice, other.weight, other.place) == ("1", None, 1.0, f"{tmp_path / 'rows.jsonl'}, row 2")
+    assert (other.id, other.slice, other.weight, other.where) == ("1", None, 1.0, f"{tmp_path / 'rows.jsonl'}, row 2")
 
 
 def test_labels_may_come_from_the_command_and_their_places_from_the_row(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def truth_of(row: DecideRow, name: str) -> int:
     classes = classes_of(question)
     if classes is None:
         what = "a noul, a choice with two options or more in criteria, or a score with two levels or more"
-        raise ConfigError(f"{row.place}: questions.{name} must be {what}.", "data")
+        raise ConfigError(f"{row.where}: questions.{name} must be {what}.", "data")
     if question["type"] == "noul" and isinstance(answer, bool):
         return int(answer)
     if question["type"] == "choice" and answer in classes.names:
@@ -62,7 +62,7 @@ def truth_of(row: DecideRow, name: str) -> int:
         "choice": f"one of its options {list(classes.names)[:20]}",
         "score": f"a level from 0 to {len(classes.names) - 1}",
     }[question["type"]]
-    raise ConfigError(f"{row.place}: answers.{name} must be {wanted}.", "data")
+    raise ConfigError(f"{row.where}: answers.{name} must be {wanted}.", "data")
 
 
 def as_openai(name: str, question: Mapping[str, Any], text: Any) -> Json:
