@@ -364,3 +364,29 @@ def test_decisions_are_those_of_one_process(ray_cluster: RayNode, checkpoint: Pa
     refused = decide(*ray, "--output", tmp_path / "questions.json")
     assert refused.returncode == 1
     assert "is the questions, which is read" in refused.stderr
+
+
+@pytest.mark.full
+def test_calibrated_decisions_are_those_of_one_process(ray_cluster: RayNode, checkpoint: Path, tmp_path: Path) -> None:
+    questions = {"animals": {"type": "noul", "instructions": "Is it about animals?"}}
+    lines: list[Any] = [{"id": row, "state": f"State {row}."} for row in range(40)]
+    rows = [line | {"questions": questions, "answers": {"animals": line["id"] % 3 == 0}} for line in lines]
+    (tmp_path / "in").mkdir()
+    for name, some in (("in/some.jsonl", lines), ("data.jsonl", rows)):
+        (tmp_path / name).write_text("".join(json.dumps(each) + "\n" for each in some))
+    (tmp_path / "questions.json").write_text(json.dumps(questions))
+
+    def start(name: str, *arguments: object) -> None:
+        command = [sys.executable, "-m", "mis_server", name, str(checkpoint), *map(str, arguments), *ENGINE]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
+        assert done.returncode == 0, done.stderr
+
+    calibration = tmp_path / "c.json"
+    start("calibrate", tmp_path / "data.jsonl", "--output", calibration)
+    asked = ("--questions", tmp_path / "questions.json", "--calibration", calibration)
+    ray = ("--ray", ray_cluster.address, "--part-bytes", 700)
+    start("decide", *ray, "--input", tmp_path / "in", "--output", tmp_path / "out", *asked)
+    start("decide", "--input", tmp_path / "in" / "some.jsonl", "--output", tmp_path / "alone.jsonl", *asked)
+    alone = (tmp_path / "alone.jsonl").read_bytes()
+    assert whole(tmp_path / "out", "some.jsonl") == alone
+    assert len({json.loads(line)["x_calibration"]["animals"] for line in alone.splitlines()} - {None}) == 1

@@ -54,6 +54,18 @@ def test_an_output_of_other_arguments_is_not_continued(tmp_path: Path, change: d
     begin(output(tmp_path / "out", **change), overwrite=True)
 
 
+def test_an_output_of_another_calibration_is_not_continued(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_text("one")
+    asked, config = OfflineQuery(labels=("yes",)), EngineConfig(model="m", calibration=str(path))
+    begin(JobFolder(str(tmp_path / "out"), "jsonl", decisive(asked, config)))
+    begin(JobFolder(str(tmp_path / "out"), "jsonl", decisive(asked, config)))
+    path.write_text("other")
+    for other in (config, EngineConfig(model="m", calibration="none")):
+        with pytest.raises(ConfigError, match="was made with other values of calibration"):
+            begin(JobFolder(str(tmp_path / "out"), "jsonl", decisive(asked, other)))
+
+
 def test_an_output_that_an_older_version_began_is_not_continued(tmp_path: Path) -> None:
     begin(output(tmp_path / "out"))
     note = tmp_path / "out" / "_job.json"

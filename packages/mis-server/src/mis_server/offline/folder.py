@@ -26,6 +26,7 @@ from mis_server.offline.output import check_same_type, check_writable, taken_ove
 _NOTE, _SUCCESS, _UNFINISHED = "_job.json", "_SUCCESS", "_unfinished"
 _PART = r"(.+\.(jsonl|jsonl\.gz|jsonl\.zst|parquet)/)?\d{15}\.(jsonl|parquet)"
 _OURS = re.compile(rf"{_NOTE}|{_SUCCESS}|{_UNFINISHED}/[0-9a-f]{{32}}|{_PART}")
+_OF_THE_RUN = {"dtype", "run"}
 _NAMED = 3  # of the files that are in the way
 _REMOVERS = 16  # at work at once
 _VERSION = 2  # of what parts have in them; 1, in which a note names none, gave ids of one output several types
@@ -125,7 +126,8 @@ class JobFolder:
         fs.delete_file(files[_NOTE])
 
     def _check(self, note: dict[str, Any]) -> None:
-        others = [name for name, value in self._made_with.items() if note.get(name) != value]
+        names = {**self._made_with, **note}.keys() - _OF_THE_RUN  # some are there only where they are given
+        others = sorted(name for name in names if note.get(name) != self._made_with.get(name))
         advice = "use another --output, or --overwrite."
         if "version" in others:
             message = f"{self._folder} was begun by another version of mis-server: finish it with that one, {advice}"

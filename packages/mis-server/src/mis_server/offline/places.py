@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from mis_core.calibration.loading import calibration_file
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
 from mis_core.hub import base_of, kept_at
@@ -45,6 +46,8 @@ def engine_places(config: EngineConfig) -> list[Place]:
         "the prompt of decisions": config.decision_file,
     }
     found = [Place(what, str(kept_at(name, config.download_dir))) for what, name in models.items() if name is not None]
+    calibration = calibration_file(config)
+    found += [] if calibration is None else [Place("the calibration", str(calibration))]
     return found + [Place(what, path) for what, path in files.items() if path is not None]
 
 
