@@ -154,7 +154,7 @@ async def _engine(model: Path, options: Mapping[str, str]) -> OpenTarget:
     config = engine_config(model, options)
     target = await asyncio.to_thread(EngineTarget, config)
     engine = target.engine
-    service = ThreadedService(engine.submit, engine.limits, lambda: engine.tokenizer)
+    service = ThreadedService(engine.submit, engine.limits, lambda: engine.tokenizer, engine.calibrations)
     tasks: Mapping[str, Any] = {
         "/v1/score": SCORE, "/v1/rerank": RERANK, "/v1/systemone": DECIDE, "/v1/classify": CLASSIFY,
     }  # fmt: skip

@@ -73,7 +73,7 @@ class EngineTarget(BlockingTarget):
             self.engine = engine = Engine(config)
         except MisError as error:
             raise TargetUnavailable(error.message) from None
-        self._service = InlineService(engine.submit, engine.limits, lambda: engine.tokenizer)
+        self._service = InlineService(engine.submit, engine.limits, lambda: engine.tokenizer, engine.calibrations)
         options = dataclasses.asdict(engine.config)
         self.about = About(
             name="engine",
