@@ -1,6 +1,9 @@
 """Our engine and our server, evaluated on the same rows."""
 
+import contextlib
 import json
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from click.testing import CliRunner
 
 from mis_bench.cli import main
 from mis_core import Engine
+from mis_core.labelled import read_labelled
 from mis_testing.options import SMALL_ENGINE
 from mis_testing.server import RunningServer
 
@@ -72,3 +76,31 @@ def test_decisions_and_rankings_of_the_engine(evaluate: Callable[..., Any], engi
         [each.index for each in engine.rerank(f"fox {index}", documents).results].index(0) + 1 for index in range(12)
     ]
     assert found["figures"]["mrr"]["value"] == pytest.approx(np.mean(1 / np.array(ranks)))
+
+
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "evaluate.md"
+
+
+def test_the_rows_of_the_guide_are_of_every_kind_and_its_command_works(server: RunningServer, tmp_path: Path) -> None:
+    page = GUIDE.read_text()
+    rows = re.search(r"^```json\n(.*?)^```", page.split("\n## Rows")[1], re.MULTILINE | re.DOTALL)
+    assert rows is not None
+    lines = rows[1].splitlines()
+    kinds = []
+    for number, line in enumerate(lines):
+        file = tmp_path / f"{number}.jsonl"
+        file.write_text(line)
+        kinds.append(read_labelled(file).kind)
+    assert kinds == ["score", "rerank", "decide", "classify"]
+    command = re.search(r"^mis-bench evaluate (.*)$", page, re.MULTILINE)
+    assert command is not None
+    changes = {"http://127.0.0.1:30000": server.base_url, "tickets.jsonl": "0.jsonl", "accuracy>=0.9": "accuracy>=0"}
+    arguments = command[1]
+    for old, new in changes.items():
+        assert old in arguments
+        arguments = arguments.replace(old, new)
+    with contextlib.chdir(tmp_path):
+        done = CliRunner().invoke(main, ["evaluate", *shlex.split(arguments)])
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "figures.json").read_text())["targets"][0]["failed"] == 0
+    assert "Evaluation" in (tmp_path / "figures.html").read_text()

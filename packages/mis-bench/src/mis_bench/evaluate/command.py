@@ -73,13 +73,13 @@ def evaluate(
     Exit status 1 if a gate or a row failed, 2 for an error.
     """
     with _one_line_errors():
-        from mis_bench.evaluate.run import Plan, run
+        from mis_bench.evaluate.run import EvaluationPlan, run
 
         _check_packages()
         for file in (json_file, report_file):
             if file is not None and not file.parent.is_dir():
                 raise EvaluationError(f"{file} cannot be written: there is no folder {file.parent}.")
-        plan = Plan.of(targets, data, labels, model, [FigureGate.parse(text) for text in gates])
+        plan = EvaluationPlan.of(targets, data, labels, model, [FigureGate.parse(text) for text in gates])
         with progress("evaluate") as show:
             found = asyncio.run(run(plan, callers, timeout, show))
         for table in found.tables():

@@ -21,7 +21,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EvaluationPlan:
     """What is evaluated, and on what.
 
     Attributes:
@@ -39,7 +39,7 @@ class Plan:
     @classmethod
     def of(
         cls, targets: Sequence[str], data: Path, labels: Sequence[str], model: str | None, gates: Sequence[FigureGate]
-    ) -> "Plan":
+    ) -> "EvaluationPlan":
         """Look whether it can be done, before anything is loaded or asked.
 
         Raises:
@@ -73,7 +73,7 @@ class Plan:
         return tuple(dict.fromkeys([*ALWAYS, *numbered]))
 
 
-async def run(plan: Plan, callers: int, timeout_s: float, show: Progress) -> Evaluation:
+async def run(plan: EvaluationPlan, callers: int, timeout_s: float, show: Progress) -> Evaluation:
     """Ask all targets, one after another, and compute what they come to; raises `TargetUnavailable`.
 
     Args:
@@ -94,7 +94,9 @@ async def run(plan: Plan, callers: int, timeout_s: float, show: Progress) -> Eva
     return Evaluation(targets, pairs, missed)
 
 
-async def _evaluate(plan: Plan, target: EvaluatedTarget, callers: int, timeout_s: float, show: Progress) -> Evaluated:
+async def _evaluate(
+    plan: EvaluationPlan, target: EvaluatedTarget, callers: int, timeout_s: float, show: Progress
+) -> Evaluated:
     data = plan.rows.data
     over = 0
 
