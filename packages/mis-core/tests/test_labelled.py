@@ -46,7 +46,7 @@ def refused(path: Path, *rows: Any) -> str:
 
 
 def common(path: Path, row: int = 1) -> dict[str, Any]:
-    return {"place": f"{path / 'rows.jsonl'}, row {row}", "id": str(row - 1), "slice": None, "weight": 1.0}
+    return {"where": f"{path / 'rows.jsonl'}, row {row}", "id": str(row - 1), "slice": None, "weight": 1.0}
 
 
 def test_the_kind_follows_from_the_fields(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 # What rows have in common.
 
-NOTHING = {"place": "", "id": "", "slice": None, "weight": 1.0}
+NOTHING = {"where": "", "id": "", "slice": None, "weight": 1.0}
 
 
 def score_row(query: str, item: str) -> ScoreRow:

@@ -165,3 +165,16 @@ def test_rows_that_say_nothing_are_refused_in_a_sentence(given: Examples, why: s
     with pytest.raises(NotFitted, match=why) as refused:
         fitted(given)
     assert str(refused.value).endswith(".")
+
+
+@pytest.mark.parametrize("labels", [2, 3])
+def test_figures_are_their_formulas(labels: int) -> None:
+    given = examples(200, labels)  # which nothing changes, so that held-out probabilities are the raw ones
+    entry = fitted(given)
+    assert entry.scaling is None
+    probabilities = np.exp(given.logprobs)
+    right = probabilities[np.arange(200), given.right]
+    wrong = np.eye(labels)[given.right] - probabilities
+    assert entry.raw.log_loss == pytest.approx(-np.mean(np.log(right)))
+    assert entry.raw.brier == pytest.approx((wrong**2).sum(axis=1).mean() / (2 if labels == 2 else 1))
+    assert entry.raw.accuracy == pytest.approx(np.mean(probabilities.argmax(axis=1) == given.right))

@@ -61,7 +61,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         log_loss: Mean natural log loss.
         brier: Mean squared distance from the right label, summed over labels (Brier, Monthly Weather Review 78(1),
-            1950).
+            1950), of two labels half of it.
         accuracy: Share whose most probable label is right.
     """
 

@@ -260,7 +260,7 @@ def _figures(examples: Examples, probabilities: Float64[np.ndarray, "rows labels
     distance = ((probabilities - np.eye(labels)[examples.right]) ** 2).sum(axis=1)
     return Figures(
         log_loss=float(weights @ _losses(examples, probabilities)),
-        brier=float(weights @ distance),
+        brier=float(weights @ distance) / (2 if labels == 2 else 1),
         accuracy=float(weights @ (probabilities.argmax(axis=1) == examples.right)),
     )
 
