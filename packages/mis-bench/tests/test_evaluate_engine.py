@@ -78,6 +78,19 @@ def test_decisions_and_rankings_of_the_engine(evaluate: Callable[..., Any], engi
     assert found["figures"]["mrr"]["value"] == pytest.approx(np.mean(1 / np.array(ranks)))
 
 
+def test_classes_of_the_engine_have_the_names_of_the_checkpoint(
+    evaluate: Callable[..., Any], engine_factory: Callable[..., Engine], checkpoint_factory: Callable[..., Path]
+) -> None:
+    names = ("dull", "fine", "splendid")
+    folder = checkpoint_factory(head_labels=names)
+    inputs = [f"a red fox {index}" for index in range(40)]
+    rows = [{"input": text, "label": names[index % 3]} for index, text in enumerate(inputs)]
+    found = evaluate(f"engine,{OPTIONS}", "--model", str(folder), rows=rows)["targets"][0]
+    told = engine_factory(folder, **SMALL_ENGINE).classify(inputs).probabilities.astype(np.float64)
+    right = told[np.arange(40), np.arange(40) % 3]
+    assert found["figures"]["log_loss"]["value"] == pytest.approx(-np.log(right).mean(), rel=1e-5)
+
+
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "evaluate.md"
 
 
