@@ -76,16 +76,16 @@ class Client:
     async def send(self, path: str, body: Json) -> Json:
         """Send a body, waiting as long as a busy server says; raises `CallFailed`."""
         named = body if self.model is None else body | {"model": self.model}
-        waited = 0.0
-        for number in range(MOST_TRIES):
-            reply = await self._post(path, named)
-            if reply.status_code == 200:
-                return self._decoded(reply)
+        waited, reply = 0.0, await self._post(path, named)
+        for number in range(MOST_TRIES - 1):
             wait_s = _wait_s(reply, number)
             if reply.status_code not in _BUSY or waited + wait_s > MOST_WAIT_S:
                 break
             waited += wait_s
             await asyncio.sleep(wait_s)
+            reply = await self._post(path, named)
+        if reply.status_code == 200:
+            return self._decoded(reply)
         reason = "rejected" if reply.status_code in _REJECTED else "http_error"
         raise CallFailed(reason, f"{path or self.url} answered {reply.status_code}: {self._shown(reply.text)}")
 
