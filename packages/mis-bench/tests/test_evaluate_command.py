@@ -14,6 +14,7 @@ from mis_bench.cli import main
 
 YES, NO = " yes", " no"
 QUERY = "Good? "
+NOUL = {"type": "noul", "instructions": "Is it good?"}
 LABELS = [NO, YES]
 
 
@@ -94,6 +95,29 @@ def tokens_of(body: dict[str, Any]) -> dict[str, Any]:
 SCORING = {
     "/v1/score": scored, "/v1/completions": completed, "/generative_scoring": generative, "/tokenize": tokens_of,
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rows", "route", "name"),
+    [
+        (score_rows(4), "/v1/score", "calibration"),
+        ([{"state": "s", "questions": {"n": NOUL}, "answers": {"n": True}}], "/v1/systemone", "x_calibration"),
+    ],
+)
+def test_our_server_may_be_asked_for_raw_probabilities(
+    fake: FakeServer, evaluate: Callable[..., Done], rows: list[Any], route: str, name: str
+) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    def answer(body: dict[str, Any]) -> dict[str, Any]:
+        bodies.append(body)
+        answers = {"n": {"type": "noul", "noul": 0.9, "x_label_mass": 0.9}}
+        return {"answers": answers} if route == "/v1/systemone" else scored(body)
+
+    fake.routes[route] = answer
+    done = evaluate(f"raw=mis={fake.url},calibration=none", f"as_served=mis={fake.url}", rows=rows)
+    assert done.status == 0, done.said
+    assert sorted(body.get(name, "") for body in bodies) == ["", "none"]
 
 
 @pytest.mark.parametrize(("kind", "mass"), [("mis", 0.5), ("openai", 0.5), ("vllm", None)])

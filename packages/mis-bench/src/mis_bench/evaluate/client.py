@@ -36,17 +36,27 @@ class Client:
         timeout_s: A request may take.
         model: Name of the model; by default the first that the server lists, or none.
         callers: Requests under way at once.
+        calibration: What our own server is asked for in place of its calibration: `none`; None: nothing.
 
     Raises:
         TargetUnavailable: that is no address.
     """
 
-    def __init__(self, url: str, key: str | None, timeout_s: float, model: str | None, callers: int) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str | None,
+        timeout_s: float,
+        model: str | None,
+        callers: int,
+        calibration: str | None = None,
+    ) -> None:
         if _ADDRESS.fullmatch(url) is None:
             raise TargetUnavailable("That is no address of a server; write http://HOST:PORT, without user or password.")
         self.url = url.rstrip("/").removesuffix("/v1")
         self.model = model
         self._key = key
+        self._calibration = calibration
         self._http = httpx.AsyncClient(
             headers={"authorization": f"Bearer {key}"} if key else {},
             timeout=timeout_s,
@@ -76,6 +86,9 @@ class Client:
     async def send(self, path: str, body: Json) -> Json:
         """Send a body, waiting as long as a busy server says; raises `CallFailed`."""
         named = body if self.model is None else body | {"model": self.model}
+        if self._calibration is not None:
+            name = "x_calibration" if path == "/v1/systemone" else "calibration"
+            named = named | {name: self._calibration}
         waited, reply = 0.0, await self._post(path, named)
         for number in range(MOST_TRIES - 1):
             wait_s = _wait_s(reply, number)

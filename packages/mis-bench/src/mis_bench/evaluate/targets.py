@@ -8,7 +8,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from pydantic import PositiveInt
@@ -46,6 +46,12 @@ class AskedServerOptions(Options):
     """What a server takes: the name of the model, by default the first that it lists."""
 
     model: str | None = None
+
+
+class OurServerOptions(AskedServerOptions):
+    """What `mis` takes, too: `calibration=none` asks for probabilities as the model has them."""
+
+    calibration: Literal["none"] | None = None
 
 
 class CompletionsOptions(AskedServerOptions):
@@ -115,7 +121,7 @@ class EvaluatedTarget:
             logprobs = read_options(kind, options, CompletionsOptions).logprobs
             dialect = Dialect(score_by_completions(logprobs), decide=decide_by_openai)
         else:
-            read_options(kind, options, AskedServerOptions)
+            read_options(kind, options, OurServerOptions if kind == "mis" else AskedServerOptions)
         assert dialect is not None, "every kind has one"
         if getattr(dialect, kind_of_data) is None:
             raise TargetUnavailable(f"{kind_of_data} data is not supported by {kind}.")
@@ -132,7 +138,8 @@ class EvaluatedTarget:
             return await _engine(self.model, self.options)
         make = CohereClient if self.kind == "cohere" else Client
         key = os.environ.get(KEYS[self.kind]) or None
-        client = make(self.url, key, timeout_s, self.options.get("model"), callers)
+        named = self.options.get("model"), callers, self.options.get("calibration")
+        client = make(self.url, key, timeout_s, *named)
         try:
             await client.look_for_model()
         except TargetUnavailable:
