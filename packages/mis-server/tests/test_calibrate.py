@@ -48,7 +48,9 @@ def score_rows(count: int) -> list[dict[str, Any]]:
 def calibrated(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file that the command has written."""
     folder = tmp_path_factory.mktemp("calibrated")
-    data, output = write(folder / "data.jsonl", score_rows(60)), folder / "c.json"
+    others = [row | {"labels": ["no", "yes"], "label": 0} for row in score_rows(12)]
+    others[0]["label"] = 1
+    data, output = write(folder / "data.jsonl", [*score_rows(60), *others]), folder / "c.json"
     done = CliRunner().invoke(main, ["calibrate", str(checkpoint), str(data), "--output", str(output), *ENGINE])
     assert done.exit_code == 0, done.output
     assert f"Calibration written to {output}" in done.output
@@ -57,7 +59,8 @@ def calibrated(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def test_the_command_fits_what_rows_say(calibrated: Path) -> None:
-    (entry,) = Calibrations.read(calibrated).entries
+    entry, other = Calibrations.read(calibrated).entries  # one for each set of labels
+    assert (other.rows, other.labels) == (12, ("no", "yes"))
     assert (entry.rows, entry.groups, entry.labels) == (60, 60, ("yes", "no"))
     assert entry.calibrated.log_loss < entry.raw.log_loss
     assert entry.begins  # all rows have one query
@@ -111,7 +114,7 @@ def test_a_calibration_of_another_model_ends_the_start_unless_it_is_only_to_warn
     weights[len(weights) // 2] ^= 1
     (other / "model.safetensors").write_bytes(weights)
     shutil.copy(calibrated, other / "mis-calibration.json")
-    why = r"--calibration: .* belongs to another model: weights differs"
+    why = r"--calibration: .* was fitted to another model: weights is not that"
     with pytest.raises(RuntimeError, match=why), running_server(other, *ENGINE):
         pass
     body = {"query": QUERY, "items": ["A cat."], "labels": LABELS, "apply_softmax": True}
@@ -200,7 +203,7 @@ def test_what_cannot_be_fitted_is_said(checkpoint: Path, tmp_path: Path) -> None
     data = write(tmp_path / "data.jsonl", score_rows(9))
     done = CliRunner().invoke(main, ["calibrate", str(checkpoint), str(data), *ENGINE])
     assert done.exit_code == 1
-    assert "Error: DATA: Nothing can be fitted. score: has 9 rows; at least 10 are needed" in done.output
+    assert "Error: DATA: Nothing can be fitted. score (yes, no): has 9 rows; at least 10 are needed" in done.output
 
 
 def test_data_that_cannot_be_read_is_said_before_a_model_is_loaded(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ these fields, so a new option is one new field and nothing else.
 
 import dataclasses
 import difflib
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from mis_core.errors import ConfigError
@@ -28,6 +30,12 @@ ChoiceOrder = Literal["given", "sorted", "reversed", "independent"]
 """In which order decisions read options and levels; `Question.orders` says how."""
 
 CHOICE_ORDERS: tuple[str, ...] = get_args(ChoiceOrder)
+
+NO_CALIBRATION = "none"
+"""Value of `calibration` that loads none."""
+
+CALIBRATION_FILE = "mis-calibration.json"
+"""What the calibration beside a model is called."""
 
 CalibrationMismatch = Literal["error", "warn"]
 CALIBRATION_MISMATCHES: tuple[str, ...] = get_args(CalibrationMismatch)
@@ -136,8 +144,8 @@ class EngineConfig:
     )
     calibration: str | None = option(
         None,
-        "File of calibrated probabilities, as mis-server calibrate writes it, or none; default: mis-calibration.json "
-        "beside the model, where there is one.",
+        "File written by mis-server calibrate; none: no calibration; default: mis-calibration.json beside the model, "
+        "if it is there.",
         group="Model",
     )
     calibration_mismatch: CalibrationMismatch = option(  # noqa: RUF009 - of an immutable type
@@ -300,6 +308,11 @@ class EngineConfig:
         return self.tokenizer_path or self.model
 
     @property
+    def calibration_path(self) -> Path | None:
+        """The file of calibrations, where `resolve` has found or an option names one."""
+        return None if self.calibration in (None, NO_CALIBRATION) else Path(self.calibration)
+
+    @property
     def rerank_recipe(self) -> str | None:
         """Name of the recipe that `rerank_template` chooses, if it is one."""
         return self.rerank_template if self.rerank_template in RERANK_RECIPES else None
@@ -328,3 +341,9 @@ class EngineConfig:
                 hint = f" Did you mean {near[0]!r}?" if near else f" Known options: {', '.join(known)}."
                 raise ConfigError(f"Unknown engine option {name!r}.{hint}", name)
         return cls(model=model, **options)
+
+
+def cache_folder(chosen: str | None) -> Path:
+    """Return the folder for what is kept between starts: the chosen one, or `mis` in the user's cache."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return Path(chosen) if chosen else (Path(home) if home else Path("~/.cache").expanduser()) / "mis"

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from huggingface_hub import constants, snapshot_download
 
-from mis_core.config import EngineConfig
+from mis_core.config import CALIBRATION_FILE, EngineConfig
 from mis_core.errors import ConfigError, ModelError
 
 # Weights and plain data only, never code; the README says what a model was made for.
@@ -26,7 +26,8 @@ class _Package(msgspec.Struct):
 def resolve(config: EngineConfig) -> EngineConfig:
     """Return a config that names local directories and files only, downloading what is not there yet.
 
-    A model that is a folder with a pointer head becomes the model which that names, with `decision_head`.
+    A model that is a folder with a pointer head becomes the model which that names, with `decision_head`. A calibration
+    beside the model, as it was named, becomes `calibration`.
 
     Raises:
         ConfigError: a revision of local files is asked for; there is only one.
@@ -35,6 +36,7 @@ def resolve(config: EngineConfig) -> EngineConfig:
     if config.revision is not None and Path(config.model).exists():
         raise ConfigError("revision is of a model that is given by name; this one is a path.", "revision")
     model = resolve_model(config.model, config.revision, config.download_dir)
+    config = dataclasses.replace(config, calibration=calibration_beside(config, model))
     package = None if config.decision_head is not None else _package_of(model)
     if package is not None:
         config = dataclasses.replace(config, decision_head=str(model))
@@ -46,6 +48,14 @@ def resolve(config: EngineConfig) -> EngineConfig:
     return dataclasses.replace(
         config, model=str(model), revision=None, tokenizer_path=tokenizer, merge_lora=adapter, decision_head=head
     )
+
+
+def calibration_beside(config: EngineConfig, model: Path) -> str | None:
+    """Return what `calibration` is for a model that was found there: as it was given, or the file beside it."""
+    if config.calibration is not None or not model.exists():
+        return config.calibration
+    beside = (model if model.is_dir() else model.parent) / CALIBRATION_FILE
+    return str(beside) if beside.is_file() else None
 
 
 def base_of(model: Path) -> str | None:

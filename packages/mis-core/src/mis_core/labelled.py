@@ -31,7 +31,9 @@ MAX_ROWS = 1_000_000
 
 _MAX_LINE = 64 * 1024 * 1024
 _SHOWN = 200
-_FEW_QUERIES = 10
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_FOLDS = 5  # a group larger than a fold leaves folds unequal
+_MAX_WEIGHT = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,16 +141,20 @@ def read_labelled(path: Path, labels: Sequence[str] = ()) -> Labelled:
 
 
 def groups_of(rows: Sequence[Row]) -> Int64[np.ndarray, " rows"]:
-    """Return a number for each row; rows with anything in common have the same.
+    """Return a number for each row; rows with something in common have the same.
 
-    What rows may have in common is a query, a state or an input, and the text of an item or document. Where all rows
-    share few queries, as where the query is an instruction, their items alone count.
+    What rows may have in common is a query, a state or an input, and the text of an item. Of rankings only the query
+    counts, since they share a corpus. Where more than a fifth of the rows would be together, as where the query is an
+    instruction, texts alone count; and where all rows have the same text, queries.
     """
-    queries = [_shared(row) for row in rows]
-    texts = [_texts(row) for row in rows]
-    if len(set(queries)) < min(_FEW_QUERIES, len(rows)):
-        return _connected(texts)
-    return _connected([(("query", query), *own) for query, own in zip(queries, texts, strict=True)])
+    queries = _connected([(_shared(row),) for row in rows])
+    if isinstance(rows[0], RerankRow):
+        return queries
+    texts = _connected([_texts(row) for row in rows])
+    both = _connected([(("query", query), text) for query, text in zip(queries.tolist(), texts.tolist(), strict=True)])
+    if np.bincount(both).max() <= max(1, len(rows) // _FOLDS):
+        return both
+    return texts if texts.any() else queries  # groups count from 0
 
 
 def _shared(row: Row) -> Hashable:
@@ -164,8 +170,6 @@ def _texts(row: Row) -> tuple[Hashable, ...]:
     match row:
         case ScoreRow():
             return (row.item,)
-        case RerankRow():
-            return row.documents
     return (_shared(row),)
 
 
@@ -193,8 +197,8 @@ def _fields_of(path: Path) -> Iterator[Any]:
                 if not line.strip():
                     continue
                 try:
-                    yield msgspec.json.decode(line)
-                except msgspec.DecodeError as error:
+                    yield msgspec.json.decode(line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line)
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                     raise _error(f"{path}, line {number}: is not JSON: {error}.") from None
     except OSError as error:
         raise _error(f"{path}: cannot be read: {error.strerror or error}.") from None
@@ -227,8 +231,8 @@ class _Reader:
         """Read the row, of whatever kind its fields say."""
         identity = self._fields.get("id")
         weight = self._number_of("weight", 1.0)
-        if weight <= 0:
-            raise self._wrong("weight", "a number above 0", weight)
+        if not 0 < weight <= _MAX_WEIGHT:
+            raise self._wrong("weight", f"a number above 0, at most {_MAX_WEIGHT:,.0f}", weight)
         common = {
             "where": self._where,
             "id": self._number if identity is None else str(identity),

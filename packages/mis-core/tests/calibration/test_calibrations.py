@@ -13,7 +13,7 @@ from mis_core.errors import ConfigError
 
 MODEL = ModelIdentity(weights="w", tokenizer="t", dtype="float32", quantization="none")
 FIGURES = Figures(log_loss=0.5, brier=0.3, accuracy=0.8)
-NEVER = Threshold(accuracy=0.95, confidence=None, coverage=0, at_least=0)
+NEVER = Threshold(accuracy=0.95, observed=0, confidence=None, coverage=0, at_least=0)
 SCORE = Identity(task="score", labels=((1,), (2, 3)), item_first=False)
 
 
@@ -39,6 +39,7 @@ def test_an_entry_is_found_by_everything_that_was_asked() -> None:
     assert known.find(None) is None
     for change in (
         {"task": "rerank"}, {"labels": ((2, 3), (1,))}, {"labels": ((1,), (2,))}, {"item_first": True},
+        {"add_special_tokens": False}, {"delimiter": 5},
         {"template": "t"}, {"decision_prompt": "d"}, {"question": "q"}, {"orders": ((1, 0),)},
     ):  # fmt: skip
         assert known.find(msgspec.structs.replace(SCORE, **change)) is None
@@ -59,7 +60,7 @@ def test_a_common_beginning_is_not_chance() -> None:
     assert common_beginning(queries[:2]) == (*range(10), 1)
     assert common_beginning([each[3:] for each in queries]) == ()
     assert common_beginning([]) == ()
-    assert common_beginning(queries[:1]) == (*range(10), 1, 2)
+    assert common_beginning([np.array([5], np.int32)]) == (5,)  # all rows have it
 
 
 def written(**changes: Any) -> bytes:
@@ -84,6 +85,10 @@ def written(**changes: Any) -> bytes:
         (written().replace(b'"temperature":2.0', b'"temperature":-1'), "entries.*scaling.temperature"),
         (written().replace(b'"labels":[[1],[2,3]]', b'"labels":[[1]]'), "from 2 to 1024 labels"),
         (written(entries=msgspec.to_builtins((entry(), entry(temperature=3.0)))), "two entries for the same question"),
+        (
+            written(entries=msgspec.to_builtins([entry(begins=(number,)) for number in range(1001)])),
+            "more than 1,000 entries that differ only in how queries begin",
+        ),
     ],
 )
 def test_a_strangers_file_is_refused_in_a_sentence(tmp_path: Path, data: bytes, why: str) -> None:
@@ -99,6 +104,6 @@ def test_a_file_that_is_not_there_or_too_large_is_refused(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         Calibrations.read(tmp_path / "c.json")
     with (tmp_path / "c.json").open("wb") as file:
-        file.truncate(65 * 1024 * 1024)
-    with pytest.raises(ConfigError, match="larger than 67,108,864 bytes"):
+        file.truncate(17 * 1024 * 1024)
+    with pytest.raises(ConfigError, match="larger than 16,777,216 bytes"):
         Calibrations.read(tmp_path / "c.json")

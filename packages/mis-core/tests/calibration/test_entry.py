@@ -12,7 +12,7 @@ from scipy.special import log_softmax, softmax
 from mis_core.calibration import Curve, Entry, Figures, Identity, Scaling, Threshold
 
 NONE = Figures(log_loss=0.5, brier=0.3, accuracy=0.8)
-NEVER = Threshold(accuracy=0.95, confidence=None, coverage=0, at_least=0)
+NEVER = Threshold(accuracy=0.95, observed=0, confidence=None, coverage=0, at_least=0)
 
 
 def entry(labels: int = 2, **parts: Any) -> Entry:
@@ -51,8 +51,8 @@ def test_of_two_labels_they_are_platts_sigmoid() -> None:
 def test_a_curve_is_linear_between_its_points_and_flat_beyond() -> None:
     positive = np.array([0.0001, 0.1, 0.25, 0.9, 0.99])
     found = entry(curves=(RISING,)).apply(np.log(np.stack([1 - positive, positive], axis=1)))
-    np.testing.assert_allclose(found[:, 1], [0.05, 0.05, 0.275, 0.8, 0.8], atol=1e-5)
-    assert (np.diff(found[:, 1]) > 0).all()  # what was different stays so
+    np.testing.assert_allclose(found[:, 1], [0.05, 0.05, 0.275, 0.8, 0.8], atol=1e-3)
+    assert (np.diff(found[:, 1].astype(np.float32)) > 0).all()  # what was different stays so, also as it is served
 
 
 def test_curves_of_several_labels_are_divided_by_their_sum() -> None:
@@ -60,17 +60,20 @@ def test_curves_of_several_labels_are_divided_by_their_sum() -> None:
     before = np.exp(given)
     each = np.stack([np.interp(before[:, i], THREE[i].before, THREE[i].after) for i in range(3)], axis=1)
     found = entry(3, curves=THREE).apply(given)
-    np.testing.assert_allclose(found, each / each.sum(axis=1, keepdims=True), atol=1e-5)
+    np.testing.assert_allclose(found, each / each.sum(axis=1, keepdims=True), atol=1e-3)
 
 
-@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("labels", [3, 20])
 @given(seed=st.integers(0, 10**6), first=st.integers(0, 49), count=st.integers(1, 50))
-def test_a_row_has_the_bits_that_it_has_alone(parts: dict[str, Any], seed: int, first: int, count: int) -> None:
-    calibration, given = entry(3, **parts), logprobs(seed)
-    whole = calibration.apply(given)
-    assert (calibration.apply(given[first : first + count]) == whole[first : first + count]).all()
-    np.testing.assert_allclose(whole.sum(axis=1), 1, rtol=1e-14)
-    assert ((whole >= 0) & (whole <= 1)).all()
+def test_a_row_has_the_bits_that_it_has_alone(labels: int, seed: int, first: int, count: int) -> None:
+    given = logprobs(seed, labels=labels)
+    bias = tuple(np.linspace(-1, 1, labels).tolist())
+    for parts in ({}, {"scaling": Scaling(temperature=1.7, bias=bias)}, {"curves": (RISING,) * labels}):
+        calibration = entry(labels, **parts)
+        whole = calibration.apply(given)
+        assert (calibration.apply(given[first : first + count]) == whole[first : first + count]).all()
+        np.testing.assert_allclose(whole.sum(axis=1), 1, rtol=1e-14)
+        assert ((whole >= 0) & (whole <= 1)).all()
 
 
 @given(st.lists(st.floats(-30, 30), min_size=2, max_size=40, unique=True))

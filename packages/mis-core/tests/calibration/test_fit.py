@@ -11,7 +11,7 @@ from scipy.special import log_softmax, softmax
 from scipy.stats import binomtest
 
 from mis_core.calibration import Identity
-from mis_core.calibration.fit import Examples, NotFitted, _folds, fit_entry
+from mis_core.calibration.fit import CannotFit, Examples, _folds, fit_entry
 
 
 def examples(
@@ -133,11 +133,20 @@ def test_thresholds_are_where_held_out_rows_are_right_often_enough() -> None:
     entry = fitted(examples(2000, temperature=2.0), act=0.9, review=0.5)
     assert 0 < entry.act.coverage < entry.review.coverage <= 1
     assert entry.review.confidence < entry.act.confidence < 1
+    assert entry.act.observed >= 0.9
     count = round(entry.act.coverage * 2000)
-    hits = int(np.ceil(0.9 * count))
-    low = binomtest(hits, count).proportion_ci(0.95, "exact").low
-    assert entry.act.at_least == pytest.approx(low, abs=2 / count)
+    low = binomtest(round(entry.act.observed * count), count).proportion_ci(0.95, "exact").low
+    assert entry.act.at_least == pytest.approx(low, rel=1e-6)
     assert fitted(examples(100, temperature=100.0), act=0.999).act.confidence is None
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 1000))
+def test_a_few_lucky_rows_make_no_threshold(seed: int) -> None:
+    noise = examples(100, temperature=1000.0, seed=seed)
+    assert fitted(noise).act.confidence is None
+    sure = examples(100, temperature=0.1, seed=seed, groups=19)
+    assert fitted(sure, act=0.5).act.confidence is None  # all rows are right, and few have nothing in common
 
 
 def test_what_is_shaky_is_said() -> None:
@@ -162,7 +171,7 @@ def test_what_is_shaky_is_said() -> None:
     ],
 )
 def test_rows_that_say_nothing_are_refused_in_a_sentence(given: Examples, why: str) -> None:
-    with pytest.raises(NotFitted, match=why) as refused:
+    with pytest.raises(CannotFit, match=why) as refused:
         fitted(given)
     assert str(refused.value).endswith(".")
 

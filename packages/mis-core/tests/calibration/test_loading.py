@@ -1,5 +1,6 @@
 """A calibration is applied to the model that it was fitted to, and to no other without a word."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -9,10 +10,11 @@ from typing import Any
 import pytest
 
 from mis_core.calibration import Calibrations
-from mis_core.calibration.loading import calibration_file, identity_of, load_calibrations
+from mis_core.calibration.loading import checked, identity_of, read_calibrations
 from mis_core.checkpoints import ModelPart
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
+from mis_core.hub import resolve
 from mis_core.tokenization import Tokenizer
 from mis_testing import tiny_checkpoint
 from mis_testing.gguf_file import write_gguf
@@ -49,7 +51,9 @@ def calibrate(model: Path, parts: tuple[ModelPart, ...] = PARTS, **options: Any)
 
 
 def load(model: Path, parts: tuple[ModelPart, ...] = PARTS, dtype: str = "float32", **options: Any) -> Any:
-    return load_calibrations(EngineConfig(model=str(model), **options), parts, dtype, digest(model))
+    config = resolve(EngineConfig(model=str(model), **options))
+    read = read_calibrations(config)
+    return None if read is None else checked(read, config, parts, dtype, digest(model))
 
 
 def change_a_byte(path: Path) -> None:
@@ -67,7 +71,7 @@ def test_a_byte_of_the_weights_makes_another_model(model: Path, form: Callable[[
     assert load(path) == load(path)  # the second time from what is kept of the first
     assert load(path).mismatch == ()
     change_a_byte(path if path.is_file() else path / "model.safetensors")
-    with pytest.raises(ConfigError, match=r"belongs to another model: weights differs\. Fit it") as refused:
+    with pytest.raises(ConfigError, match=r"another model: weights is not that of this one\. Fit it") as refused:
         load(path)
     assert refused.value.option == "calibration"
 
@@ -75,11 +79,11 @@ def test_a_byte_of_the_weights_makes_another_model(model: Path, form: Callable[[
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"dtype": "bfloat16"}, "dtype differs"),
-        ({"quantization": "int8"}, "quantization differs"),
-        ({"parts": (*PARTS, ModelPart("head", "h", "1"))}, "head differs"),
-        ({"parts": (*PARTS, ModelPart("adapter", "a", "1"))}, "adapter differs"),
-        ({"dtype": "bfloat16", "quantization": "int8"}, "dtype, quantization differ"),
+        ({"dtype": "bfloat16"}, "dtype is not"),
+        ({"quantization": "int8"}, "quantization is not"),
+        ({"parts": (*PARTS, ModelPart("head", "h", "1"))}, "head is not"),
+        ({"parts": (*PARTS, ModelPart("adapter", "a", "1"))}, "adapter is not"),
+        ({"dtype": "bfloat16", "quantization": "int8"}, "dtype, quantization are not"),
     ],
 )
 def test_what_else_the_logits_depend_on_makes_another_model(model: Path, change: dict[str, Any], what: str) -> None:
@@ -87,35 +91,43 @@ def test_what_else_the_logits_depend_on_makes_another_model(model: Path, change:
     with pytest.raises(ConfigError, match=what):
         load(model, **change)
     warned = load(model, **change, calibration_mismatch="warn")
-    assert warned.mismatch == tuple(what.rpartition(" ")[0].split(", "))
+    assert warned.mismatch == tuple(what.rsplit(" ", 2)[0].split(", "))
 
 
 def test_another_tokenizer_makes_another_model(model: Path, tmp_path: Path) -> None:
     calibrate(model)
-    other = digest(tiny_checkpoint(tmp_path / "llama", "llama", num_hidden_layers=1))
-    with pytest.raises(ConfigError, match="tokenizer differs"):
-        load_calibrations(EngineConfig(model=str(model)), PARTS, "float32", other)
+    other = tiny_checkpoint(tmp_path / "llama", "llama", num_hidden_layers=1)
+    with pytest.raises(ConfigError, match="weights, tokenizer are not that"):
+        load(other, calibration=str(model / "mis-calibration.json"))
 
 
 def test_other_settings_make_another_model(model: Path) -> None:
     calibrate(model)
     settings = model / "config.json"
     settings.write_text(settings.read_text().replace('"rope_theta": ', '"rope_theta": 1'))
-    with pytest.raises(ConfigError, match="weights differs"):
+    with pytest.raises(ConfigError, match="weights is not"):
         load(model)
 
 
 def test_the_file_is_that_of_the_option_or_the_one_beside_the_model(model: Path, tmp_path: Path) -> None:
-    assert calibration_file(EngineConfig(model=str(model))) is None
+    assert resolve(EngineConfig(model=str(model))).calibration is None
     assert load(model) is None
     calibrate(model)
-    assert calibration_file(EngineConfig(model=str(model))) == model / "mis-calibration.json"
+    assert resolve(EngineConfig(model=str(model))).calibration == str(model / "mis-calibration.json")
     assert load(model, calibration="none") is None
     with pytest.raises(ConfigError, match="cannot be read"):
         load(model, calibration=str(tmp_path / "other.json"))
-    assert calibration_file(EngineConfig(model="a/name")) is None
     with pytest.raises(ConfigError, match="calibration_mismatch must be one of error, warn"):
         EngineConfig(model=str(model), calibration_mismatch="ignore")
+
+
+def test_the_file_beside_a_decision_head_is_found(model: Path, tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "any2jev.json").write_text(json.dumps({"base": str(model)}))
+    (package / "mis-calibration.json").write_text("{}")
+    found = resolve(EngineConfig(model=str(package)))
+    assert (found.model, found.calibration) == (str(model), str(package / "mis-calibration.json"))
 
 
 def test_where_nothing_can_be_kept_the_weights_are_read_again(model: Path, tmp_path: Path) -> None:

@@ -23,13 +23,14 @@ from mis_core.tasks.path.task import Task
 from mis_core.tasks.rerank.task import RERANK
 from mis_core.tasks.score.task import SCORE
 from mis_core.tokenization import Tokenizer
+from mis_core.tokenization.decision_contract import DecisionContract
 
 LIMITS = Limits(context_length=4000, vocab_size=5000, architecture="Qwen3ForCausalLM", identified=True)
 HEAD = dataclasses.replace(LIMITS, head_labels=("bad", "so so", "good"), architecture="Qwen3ForSequenceClassification")
 ONE_ROW = dataclasses.replace(LIMITS, head_labels=("good",), head_activation="sigmoid")
 MODEL = ModelIdentity(weights="w", tokenizer="t", dtype="float32", quantization="none")
 FIGURES = Figures(log_loss=0.5, brier=0.3, accuracy=0.8)
-NEVER = Threshold(accuracy=0.95, confidence=None, coverage=0, at_least=0)
+NEVER = Threshold(accuracy=0.95, observed=0, confidence=None, coverage=0, at_least=0)
 SCORE_BODY = {"query": "Is it? ", "items": ["a", "b", "c"], "labels": ["yes", "no"], "apply_softmax": True}
 NOUL = {"type": "noul", "instructions": "Is it wet?"}
 CHOICE = {"type": "choice", "instructions": "Which?", "criteria": {"cat": "a pet", "dog": None, "ant": None}}
@@ -40,12 +41,12 @@ def tokenizer(checkpoint: Path) -> Tokenizer:
     return Tokenizer.from_pretrained(checkpoint)
 
 
-def entry(identity: Identity, **parts: Any) -> Entry:
+def entry(identity: Identity, begins: tuple[int, ...] = (), **parts: Any) -> Entry:
     figures = {"raw": FIGURES, "calibrated": FIGURES, "act": NEVER, "review": NEVER}
     if not parts:
         bias = np.linspace(-1, 1, identity.num_labels)
         parts = {"scaling": Scaling(temperature=2.0, bias=tuple(bias.tolist()))}
-    return Entry(identity=identity, rows=20, groups=20, **figures, **parts)
+    return Entry(identity=identity, begins=begins, rows=20, groups=20, **figures, **parts)
 
 
 def parse(task: Task[Any, Any], fields: Any, tokenizer: Tokenizer | None, limits: Limits = LIMITS) -> Any:
@@ -103,12 +104,37 @@ def test_other_labels_another_order_and_item_first_are_other_questions(tokenizer
         {"labels": ["no", "yes"]},
         {"labels": ["yes", "no and no"]},
         {"item_first": True},
+        {"add_special_tokens": False},
     ]
     digests = [parse(SCORE, SCORE_BODY | change, tokenizer).identity.digest for change in changes]
     assert len(set(digests)) == len(changes)
     ids = {"labels": None, "label_token_ids": [tokenizer.label_id("yes"), tokenizer.label_id("no")]}
     assert parse(SCORE, SCORE_BODY | ids, tokenizer).identity.digest == digests[0]
     assert parse(SCORE, SCORE_BODY | {"query": "Else? "}, tokenizer).identity.digest == digests[0]
+
+
+@pytest.mark.parametrize("item_first", [False, True])
+def test_a_query_is_known_by_how_it_begins(tokenizer: Tokenizer, item_first: bool) -> None:
+    begin = "What follows is about animals: "
+    first, same, other = (
+        parse(SCORE, SCORE_BODY | {"query": query, "item_first": item_first}, tokenizer)
+        for query in (begin, begin + "which is it? ", "Something else altogether, is it so? ")
+    )
+    known = Calibrations(MODEL, (entry(first.identity, begins=tuple(first.begins[:8].tolist())),))
+    found = [SCORE.finish(each, outputs_of(each), known).calibration for each in (first, same, other)]
+    assert found == [known.entries[0].digest] * 2 + [None]
+
+
+def test_an_id_that_the_model_does_not_read_is_no_other_question(tokenizer: Tokenizer) -> None:
+    contract = Tokenizer.from_json(tokenizer.to_json())
+    contract.decision = DecisionContract.generic()
+    digests = {
+        parse(SYSTEM_ONE, {"state": "s", "questions": {name: NOUL}}, contract).asked.questions[0].identity.digest
+        for name in ("a", "b")
+    }
+    assert len(digests) == 1
+    own = parse(SYSTEM_ONE, {"state": "s", "questions": {"a": NOUL}}, tokenizer)
+    assert own.asked.questions[0].identity.digest not in digests
 
 
 def test_nothing_is_identified_where_no_calibration_is_loaded(tokenizer: Tokenizer) -> None:

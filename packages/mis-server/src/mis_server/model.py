@@ -13,8 +13,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from mis_core.calibration.loading import OFF, calibration_file, load_calibrations, weights_digest
-from mis_core.config import EngineConfig
+from mis_core.calibration.loading import checked, read_calibrations
+from mis_core.config import NO_CALIBRATION, EngineConfig
 from mis_core.errors import EngineUnavailable
 from mis_core.hub import resolve
 from mis_core.process.client import EngineClient
@@ -80,7 +80,7 @@ class Model(Service[bytes | Fields]):
         self.client = client
         self.tokenizers = tokenizers
         self.config = config
-        self._calibrates = calibration_file(config) is not None
+        self._calibrates = config.calibration_path is not None
         self._identified = identified
         self._names = names
         self._given_limits = limits
@@ -94,12 +94,11 @@ class Model(Service[bytes | Fields]):
             ModelError: the model cannot be served as it stands.
             EngineUnavailable: the engine, or the tokenizer processes, could not start.
         """
-        # The weights are read while the engine starts; see `load_calibrations`.
-        digest = asyncio.to_thread(weights_digest, self.config) if self._calibrates else asyncio.sleep(0)
-        info, *_ = await asyncio.gather(self.client.wait_ready(), self.tokenizers.compiled(), digest)
-        if self._calibrates:
-            dtype, tokenizer = str(info.summary["dtype"]), self.tokenizers.tokenizer.digest
-            self.calibrations = await asyncio.to_thread(load_calibrations, self.config, info.parts, dtype, tokenizer)
+        reading = asyncio.to_thread(read_calibrations, self.config)
+        info, _, read = await asyncio.gather(self.client.wait_ready(), self.tokenizers.compiled(), reading)
+        if read is not None:
+            made_of = info.parts, str(info.summary["dtype"]), self.tokenizers.tokenizer.digest
+            self.calibrations = await asyncio.to_thread(checked, read, self.config, *made_of)
         return info
 
     @property
@@ -225,7 +224,7 @@ async def running_model(
     """
     local = await asyncio.to_thread(resolve, config)
     # Results are made in this process, where the calibration is.
-    async with EngineClient(dataclasses.replace(local, calibration=OFF)) as client:
+    async with EngineClient(dataclasses.replace(local, calibration=NO_CALIBRATION)) as client:
         tokenizer = await asyncio.to_thread(Tokenizer.of, local)  # while the engine starts
         async with TokenizerPool(tokenizer) as tokenizers:
             yield Model(local, client, tokenizers, names=names, limits=limits, identified=identified)

@@ -14,11 +14,9 @@ from mis_core.calibration.entry import Entry
 from mis_core.calibration.identity import Identity, ModelIdentity
 from mis_core.errors import ConfigError, shown
 
-FILE_NAME = "mis-calibration.json"
-"""What the file beside a model is called."""
-
 _VERSION = 1
-_MOST_BYTES = 64 * 1024 * 1024
+_MOST_BYTES = 16 * 1024 * 1024
+_MOST_ALIKE = 1000  # entries that differ in how queries begin: each is looked at with every request
 _SHOWN = 300
 
 
@@ -45,14 +43,14 @@ class Calibrations:
     model: ModelIdentity
     entries: tuple[Entry, ...]
     mismatch: tuple[str, ...] = ()
-    _by_digest: dict[str, list[Entry]] = field(default_factory=dict, repr=False)
+    _by_digest: dict[str, list[Entry]] = field(default_factory=dict, repr=False, init=False)
 
     def __post_init__(self) -> None:
         for entry in self.entries:
             self._by_digest.setdefault(entry.identity.digest, []).append(entry)
 
     def find(self, identity: Identity | None, query: Int32[np.ndarray, " tokens"] | None = None) -> Entry | None:
-        """Return the calibration of what was asked: of several the one whose queries begin with most of this query.
+        """Return the calibration of what was asked; of several, the one with the longest beginning that this query has.
 
         Args:
             identity: What was asked; None: what cannot be calibrated.
@@ -84,7 +82,10 @@ class Calibrations:
         kinds = [(each.identity.digest, each.begins) for each in found.entries]
         if len(set(kinds)) < len(kinds):
             raise _error(f"{path} has two entries for the same question. Keep one of them.")
-        return cls(found.model, found.entries)
+        read = cls(found.model, found.entries)
+        if any(len(alike) > _MOST_ALIKE for alike in read._by_digest.values()):
+            raise _error(f"{path} has more than {_MOST_ALIKE:,} entries that differ only in how queries begin.")
+        return read
 
     def write(self, path: Path, made_with: str) -> None:
         """Write a file.
@@ -100,14 +101,19 @@ class Calibrations:
 
 
 def common_beginning(queries: Sequence[np.ndarray], least: int = 8) -> tuple[int, ...]:
-    """Return the tokens with which all queries, `[tokens]`, begin if these are so many: fewer may be chance."""
+    """Return the tokens with which all queries, `[tokens]`, begin.
+
+    Args:
+        queries: At least one, all of them different. One is taken whole.
+        least: Fewer tokens that several have in common may be chance, and count as none.
+    """
     if not queries:
         return ()
     first, length = queries[0], min(map(len, queries))
     for each in queries[1:]:
         differs = np.flatnonzero(each[:length] != first[:length])
         length = int(differs[0]) if len(differs) else length
-    return tuple(first[:length].tolist()) if length >= least else ()
+    return tuple(first[:length].tolist()) if length >= least or len(queries) == 1 else ()
 
 
 def _begins(query: Any, begins: tuple[int, ...]) -> bool:

@@ -12,12 +12,14 @@ from scipy.special import softmax
 
 from mis_core.calibration.identity import Identity, digest_of
 
-TIE_SHARE = 2.0**-20
+TIE_SHARE = 2.0**-12
 """How much of a probability behind a curve is what it was before, so that equal ones keep the order they had."""
 
 _MOST_POINTS = 4096
-_MOST_LABELS = 1024
+MAX_LABELS = 1024
+"""Most labels of a distribution."""
 
+_Count = Annotated[int, Meta(ge=0)]
 _Bias = Annotated[float, Meta(ge=-1000, le=1000)]
 _Probability = Annotated[float, Meta(ge=0, le=1)]
 _Points = Annotated[tuple[_Probability, ...], Meta(min_length=2, max_length=_MOST_POINTS)]
@@ -34,7 +36,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
     temperature: Annotated[float, Meta(ge=0.001, le=1000)] = 1.0
-    bias: Annotated[tuple[_Bias, ...], Meta(max_length=_MOST_LABELS)] = ()
+    bias: Annotated[tuple[_Bias, ...], Meta(max_length=MAX_LABELS)] = ()
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,12 +77,15 @@ class Threshold(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     Attributes:
         accuracy: How often is enough.
+        observed: How often those rows are right.
         confidence: The least probability of the most probable label; None if no confidence is enough.
         coverage: Share of rows from there on.
-        at_least: Lower end of the 95 % interval of their accuracy (Clopper and Pearson, Biometrika 26(4), 1934).
+        at_least: Lower end of the 95 % interval of their accuracy (Clopper and Pearson, Biometrika 26(4), 1934), where
+            rows that have something in common count once. It does not know that the threshold was chosen by these rows.
     """
 
     accuracy: float
+    observed: float
     confidence: float | None
     coverage: float
     at_least: float
@@ -109,8 +114,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     labels: tuple[str, ...] = ()
     scaling: Scaling | None = None
     curves: tuple[Curve, ...] = ()
-    rows: int
-    groups: int
+    rows: _Count
+    groups: _Count
     raw: Figures
     calibrated: Figures
     act: Threshold
@@ -119,8 +124,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         count = self.identity.num_labels
-        if not 2 <= count <= _MOST_LABELS:
-            raise ValueError(f"identity must have from 2 to {_MOST_LABELS} labels")
+        if not 2 <= count <= MAX_LABELS:
+            raise ValueError(f"identity must have from 2 to {MAX_LABELS} labels")
         if self.scaling is not None and len(self.scaling.bias) not in (0, count):
             raise ValueError("scaling must have a bias for each label, or none")
         if len(self.curves) not in (0, num_curves(count)):
@@ -167,3 +172,9 @@ def curved(
     if len(curves) == 1:
         return np.concatenate([1 - mixed, mixed], axis=1)
     return mixed / mixed.sum(axis=1, keepdims=True)
+
+
+def log_softmax(values: Float64[np.ndarray, "rows values"]) -> Float64[np.ndarray, "rows values"]:
+    """Return the logarithm of the softmax. SciPy's fails where PyTorch is not to be imported, as in the server."""
+    below_best = values - values.max(axis=1, keepdims=True)
+    return below_best - np.log(np.exp(below_best).sum(axis=1, keepdims=True))

@@ -1,14 +1,25 @@
 """Fitting a calibration to labelled rows; each part is kept only where rows that were held out gain by it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64, Int64
 from scipy.optimize import isotonic_regression, minimize
 from scipy.special import betaincinv
 
-from mis_core.calibration.entry import Curve, Entry, Figures, Scaling, Threshold, curved, num_curves, scaled
+from mis_core.calibration.entry import (
+    MAX_LABELS,
+    Curve,
+    Entry,
+    Figures,
+    Scaling,
+    Threshold,
+    curved,
+    log_softmax,
+    num_curves,
+    scaled,
+)
 from mis_core.calibration.identity import Identity
 
 LEAST_ROWS = 10
@@ -19,6 +30,9 @@ FIRM_ROWS = 50
 
 CURVE_ROWS = 200
 """Fewer rows get no curve."""
+
+THRESHOLD_GROUPS = 20
+"""No threshold stands on fewer rows that have nothing in common."""
 
 _FOLDS = 5
 _SEED = 53
@@ -52,11 +66,8 @@ class Examples:
         return Examples(*(getattr(self, name)[chosen] for name in ("logprobs", "right", "weights", "groups")))
 
 
-class NotFitted(Exception):
+class CannotFit(Exception):
     """Nothing can be fitted; says why in a sentence."""
-
-
-Fit = Callable[[Examples], Callable[[Float64[np.ndarray, "rows labels"]], Float64[np.ndarray, "rows labels"]]]
 
 
 def fit_entry(
@@ -79,51 +90,54 @@ def fit_entry(
         review: How often they are to be right to be shown to a person.
 
     Raises:
-        NotFitted: there are too few rows, they have one label, a group or a number that is none; says which.
+        CannotFit: there are too few rows, they have one label, a group or a number that is none; says which.
     """
     _check(examples, labels)
     folds = _folds(examples)
-    best: Fit = lambda _: lambda logprobs: scaled(logprobs, None)  # noqa: E731
-    raw = found = _held_out(examples, folds, best)
-    has_scaling, has_bias, has_curve = False, False, False
-    for with_bias in (False, True):
-        trial = _fit_scaled(with_bias)
+    raw = found = scaled(examples.logprobs, None)
+    kept = _Parts(has_scaling=False, has_bias=False, has_curves=False)
+    trials = [_Parts(has_scaling=True, has_bias=with_bias, has_curves=False) for with_bias in (False, True)]
+    for trial in trials:
         tried = _held_out(examples, folds, trial)
         if _gains(examples, found, tried):
-            best, found, has_scaling, has_bias = trial, tried, True, with_bias
+            kept, found = trial, tried
     if len(examples) >= CURVE_ROWS:
-        trial = _fit_curved(has_scaling, has_bias)
+        trial = kept._replace(has_curves=True)
         tried = _held_out(examples, folds, trial)
         if _gains(examples, found, tried):
-            found, has_curve = tried, True
-    scaling = _scaling(examples, has_bias) if has_scaling else None
+            kept, found = trial, tried
+    scaling, curves = _fitted(examples, kept)
     return Entry(
         identity=identity,
         begins=begins,
         labels=labels,
         scaling=scaling,
-        curves=_curves(examples, scaled(examples.logprobs, scaling)) if has_curve else (),
+        curves=curves,
         rows=len(examples),
         groups=len(np.unique(examples.groups)),
         raw=_figures(examples, raw),
         calibrated=_figures(examples, found),
         act=_threshold(examples, found, act),
         review=_threshold(examples, found, review),
-        notes=tuple(_notes(examples, labels, is_kept=has_scaling or has_curve)),
+        notes=tuple(_notes(examples, labels, is_kept=kept.has_scaling or kept.has_curves)),
     )
 
 
 def _check(examples: Examples, labels: tuple[str, ...]) -> None:
+    if examples.logprobs.shape[1] > MAX_LABELS:
+        raise CannotFit(f"has {examples.logprobs.shape[1]} labels; at most {MAX_LABELS} are calibrated.")
     if len(examples) < LEAST_ROWS:
-        raise NotFitted(f"has {len(examples)} rows; at least {LEAST_ROWS} are needed, and {FIRM_ROWS} to rely on it.")
+        raise CannotFit(f"has {len(examples)} rows; at least {LEAST_ROWS} are needed, and {FIRM_ROWS} to rely on it.")
     if not np.isfinite(examples.logprobs).all():
         row = int((~np.isfinite(examples.logprobs)).any(axis=1).argmax())
-        raise NotFitted(f"has probabilities of row {row + 1} that are not finite.")
+        raise CannotFit(f"has probabilities of row {row + 1} that are not finite.")
     if len(np.unique(examples.right)) < 2:
         name = labels[examples.right[0]] if labels else examples.right[0]
-        raise NotFitted(f"has rows of one label only, {name!r}; rows of the others are needed, too.")
+        raise CannotFit(f"has rows of one label only, {name!r}; rows of the others are needed, too.")
     if len(np.unique(examples.groups)) < 2:
-        raise NotFitted("has rows that all have something in common, so none can be held out.")
+        raise CannotFit(
+            "has rows that all have something in common, so none can be held out. Rows must differ in query and text."
+        )
 
 
 def _notes(examples: Examples, labels: tuple[str, ...], *, is_kept: bool) -> list[str]:
@@ -154,30 +168,28 @@ def _folds(examples: Examples) -> Int64[np.ndarray, " rows"]:
     return fold[group]
 
 
-def _held_out(examples: Examples, folds: Int64[np.ndarray, " rows"], fit: Fit) -> Float64[np.ndarray, "rows labels"]:
+class _Parts(NamedTuple):
+    """Which parts are fitted."""
+
+    has_scaling: bool
+    has_bias: bool
+    has_curves: bool
+
+
+def _fitted(examples: Examples, parts: _Parts) -> tuple[Scaling | None, tuple[Curve, ...]]:
+    scaling = _scaling(examples, parts.has_bias) if parts.has_scaling else None
+    return scaling, _curves(examples, scaled(examples.logprobs, scaling)) if parts.has_curves else ()
+
+
+def _held_out(
+    examples: Examples, folds: Int64[np.ndarray, " rows"], parts: _Parts
+) -> Float64[np.ndarray, "rows labels"]:
     """Return probabilities of each row by what is fitted to the rows of the other folds."""
     probabilities = np.empty_like(examples.logprobs)
     for fold in range(folds.max() + 1):
-        apply = fit(examples.part(folds != fold))
-        probabilities[folds == fold] = apply(examples.logprobs[folds == fold])
+        scaling, curves = _fitted(examples.part(folds != fold), parts)
+        probabilities[folds == fold] = curved(scaled(examples.logprobs[folds == fold], scaling), curves)
     return probabilities
-
-
-def _fit_scaled(with_bias: bool) -> Fit:
-    def fit(examples: Examples) -> Callable[[np.ndarray], np.ndarray]:
-        scaling = _scaling(examples, with_bias)
-        return lambda logprobs: scaled(logprobs, scaling)
-
-    return fit
-
-
-def _fit_curved(has_scaling: bool, has_bias: bool) -> Fit:
-    def fit(examples: Examples) -> Callable[[np.ndarray], np.ndarray]:
-        scaling = _scaling(examples, has_bias) if has_scaling else None
-        curves = _curves(examples, scaled(examples.logprobs, scaling))
-        return lambda logprobs: curved(scaled(logprobs, scaling), curves)
-
-    return fit
 
 
 def _scaling(examples: Examples, with_bias: bool) -> Scaling:
@@ -185,14 +197,16 @@ def _scaling(examples: Examples, with_bias: bool) -> Scaling:
     logits, right = examples.logprobs, examples.right
     rows, labels = logits.shape
     weights = examples.weights * (rows / examples.weights.sum())
-    is_right = np.eye(labels)[right]
+    at_right = np.arange(rows), right
 
     def loss(values: np.ndarray) -> tuple[float, np.ndarray]:
         inverse, bias = np.exp(-values[0]), values[1:]
-        logprobs = _log_softmax(logits * inverse + (bias if with_bias else 0.0))
-        slope = (np.exp(logprobs) - is_right) * weights[:, None]  # by each logit
+        logprobs = log_softmax(logits * inverse + (bias if with_bias else 0.0))
+        slope = np.exp(logprobs)
+        slope[at_right] -= 1
+        slope *= weights[:, None]  # by each logit
         penalty = _LOG_TEMPERATURE_PENALTY * values[0] ** 2 + _BIAS_PENALTY * (bias @ bias)
-        total = -(weights @ logprobs[np.arange(rows), right]) + penalty / 2
+        total = -(weights @ logprobs[at_right]) + penalty / 2
         by_temperature = -inverse * (slope * logits).sum() + _LOG_TEMPERATURE_PENALTY * values[0]
         by_bias = slope.sum(axis=0) + _BIAS_PENALTY * bias if with_bias else np.zeros(0)
         return total, np.append(by_temperature, by_bias)
@@ -201,11 +215,6 @@ def _scaling(examples: Examples, with_bias: bool) -> Scaling:
     most = [(-_MOST_LOG_TEMPERATURE, _MOST_LOG_TEMPERATURE)] + [(None, None)] * (len(begin) - 1)
     found = minimize(loss, begin, jac=True, method="L-BFGS-B", bounds=most, options={"gtol": 1e-9, "ftol": 1e-14})
     return Scaling(temperature=float(np.exp(found.x[0])), bias=tuple(found.x[1:].tolist()))
-
-
-def _log_softmax(values: Float64[np.ndarray, "rows labels"]) -> Float64[np.ndarray, "rows labels"]:
-    below_best = values - values.max(axis=1, keepdims=True)
-    return below_best - np.log(np.exp(below_best).sum(axis=1, keepdims=True))
 
 
 def _curves(examples: Examples, probabilities: Float64[np.ndarray, "rows labels"]) -> tuple[Curve, ...]:
@@ -257,7 +266,8 @@ def _gains(examples: Examples, before: np.ndarray, after: np.ndarray) -> bool:
 
 def _figures(examples: Examples, probabilities: Float64[np.ndarray, "rows labels"]) -> Figures:
     weights, labels = examples.weights / examples.weights.sum(), probabilities.shape[1]
-    distance = ((probabilities - np.eye(labels)[examples.right]) ** 2).sum(axis=1)
+    right = probabilities[np.arange(len(examples)), examples.right]
+    distance = (probabilities**2).sum(axis=1) - right**2 + (1 - right) ** 2
     return Figures(
         log_loss=float(weights @ _losses(examples, probabilities)),
         brier=float(weights @ distance) / (2 if labels == 2 else 1),
@@ -272,11 +282,18 @@ def _threshold(examples: Examples, probabilities: Float64[np.ndarray, "rows labe
     confidence, is_right, weights = confidence[order], is_right[order], examples.weights[order]
     share = np.cumsum(weights * is_right) / np.cumsum(weights)
     is_last = np.append(confidence[1:] < confidence[:-1], True)  # equal ones are answered together
-    enough = np.flatnonzero((share >= accuracy) & is_last)
+    first = np.unique(examples.groups[order], return_index=True)[1]
+    groups = np.cumsum(np.isin(np.arange(len(order)), first))
+    enough = np.flatnonzero((share >= accuracy) & is_last & (groups >= THRESHOLD_GROUPS))
     if not len(enough):
-        return Threshold(accuracy=accuracy, confidence=None, coverage=0.0, at_least=0.0)
-    count = int(enough[-1]) + 1
-    hits = int(is_right[:count].sum())
-    low = betaincinv(hits, count - hits + 1, 0.025) if hits else 0.0  # of SciPy's binomtest, which imports PyTorch
-    coverage = float(weights[:count].sum() / weights.sum())
-    return Threshold(accuracy=accuracy, confidence=float(confidence[count - 1]), coverage=coverage, at_least=float(low))
+        return Threshold(accuracy=accuracy, observed=0.0, confidence=None, coverage=0.0, at_least=0.0)
+    last = int(enough[-1])
+    hits = share[last] * groups[last]  # rows with something in common count once
+    low = betaincinv(hits, groups[last] - hits + 1, 0.025) if hits else 0.0  # SciPy's binomtest imports PyTorch
+    return Threshold(
+        accuracy=accuracy,
+        observed=float(share[last]),
+        confidence=float(confidence[last]),
+        coverage=float(weights[: last + 1].sum() / weights.sum()),
+        at_least=float(low),
+    )

@@ -43,6 +43,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         question: Digest of a question as it is read.
         orders: The further orders in which options are read, as places in the first one.
         item_first: Whether items come before the query.
+        add_special_tokens: Whether the tokenizer's special tokens are added.
+        delimiter: Token between query and item.
     """
 
     task: str
@@ -52,6 +54,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     question: str | None = None
     orders: tuple[tuple[int, ...], ...] | None = None
     item_first: bool | None = None
+    add_special_tokens: bool | None = None
+    delimiter: int | None = None
 
     @cached_property
     def digest(self) -> str:

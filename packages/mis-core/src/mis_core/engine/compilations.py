@@ -6,13 +6,14 @@ The count shows that a ready engine compiles nothing.
 import contextlib
 import hashlib
 import logging
-import os
 import platform
 from pathlib import Path
 
 import jax
 import jax.monitoring
 from filelock import FileLock, Timeout
+
+from mis_core.config import cache_folder
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +60,7 @@ def keep_compiled(directory: str | None) -> None:
     """
     if directory is None and jax.config.jax_compilation_cache_dir is not None:  # pyrefly: ignore[missing-attribute]
         return
-    home = os.environ.get("XDG_CACHE_HOME")
-    folder = Path(directory) if directory else (Path(home) if home else Path("~/.cache").expanduser()) / "mis"
+    folder = cache_folder(directory)
     if jax.default_backend() == "cpu":
         folder /= f"cpu-{_executable_here()}"
     try:

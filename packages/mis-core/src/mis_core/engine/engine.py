@@ -38,7 +38,7 @@ class Engine:
     Any number of threads and coroutines may ask at once; their requests share the device's steps. Close
     it, or use it as a context manager. In its `config`, `dtype` is the type that it computes in, never `auto`; its
     `summary` is what was loaded, for people; `created` is when the checkpoint's settings were written, in seconds since
-    1970; `parts` are what the model is made of; by `calibrations` results are calibrated, None if by nothing.
+    1970; `parts` are what the model is made of; `calibrations` are what results are calibrated by, or None.
     """
 
     def __init__(self, config: EngineConfig, *, progress: bool = True) -> None:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from mis_core.calibration import Calibrations
-from mis_core.calibration.loading import calibration_file, load_calibrations
+from mis_core.calibration.loading import checked, read_calibrations
 from mis_core.checkpoints import Checkpoint, ModelPart, open_model
 from mis_core.config import EngineConfig
 from mis_core.engine.compilations import keep_compiled
@@ -72,6 +72,7 @@ def load(config: EngineConfig, progress: bool) -> LoadedModel:
     """Load a model and compile its steps; arguments and errors are those of `Engine`."""
     keep_compiled(config.compilation_cache_dir)
     local = resolve(config)
+    calibrations = read_calibrations(local)
     directory = Path(local.model)
     checkpoint = open_model(local)
     created = int(checkpoint.settings_path.stat().st_mtime)
@@ -93,12 +94,12 @@ def load(config: EngineConfig, progress: bool) -> LoadedModel:
     if config.mask_impl == "dense":
         dense_memory.check_longest()
     runner = Runner(decoder, mesh, shape, pages)
-    calibrates = calibration_file(local) is not None
-    limits = _limits(config, model, checkpoint, context_length, identified=calibrates)
+    limits = _limits(config, model, checkpoint, context_length, identified=calibrations is not None)
     if not config.skip_warmup:
         _warm_up(runner, config, progress)
     read_tokenizer = _tokenizer_reader(local, limits)
-    calibrations = load_calibrations(local, parts, dtype, read_tokenizer().digest) if calibrates else None
+    if calibrations is not None:
+        calibrations = checked(calibrations, local, parts, dtype, read_tokenizer().digest)
     return LoadedModel(
         config=config,
         directory=directory,

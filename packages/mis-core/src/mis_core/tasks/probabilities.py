@@ -5,7 +5,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64
 from scipy.special import softmax
 
-from mis_core.calibration import Calibrations, Entry
+from mis_core.calibration import Calibrations, Entry, log_softmax
 from mis_core.requests import EngineOutput
 
 LOWEST = float(np.finfo(np.float32).min)
@@ -50,12 +50,6 @@ def label_log_softmax(
     """Return the logarithm of `label_softmax`, not rounded; minus infinity where there is no label."""
     with np.errstate(over="ignore"):
         return log_softmax(_below_best(logits, is_label) / temperature)
-
-
-def log_softmax(values: Float64[np.ndarray, "rows values"]) -> Float64[np.ndarray, "rows values"]:
-    """Return the logarithm of the softmax. SciPy's fails where PyTorch is not to be imported, as in the server."""
-    below_best = values - values.max(axis=1, keepdims=True)
-    return below_best - np.log(np.exp(below_best).sum(axis=1, keepdims=True))
 
 
 def _below_best(

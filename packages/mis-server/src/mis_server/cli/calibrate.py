@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mis_core.calibration import Entry, Threshold
 
 _SHARE = click.FloatRange(0, 1, min_open=True)
+_REFUSALS = 10  # shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +32,10 @@ class CalibrateOptions:
         None, "How documents are judged; default: as the model's recipe of rerank says.", metavar="TEXT"
     )
     relevant_from: float = declared(1.0, "Relevance from which on a document counts as relevant.")
-    act: float = declared(0.95, "Share of answers to be right among those that one may act on.", type=_SHARE)
-    review: float = declared(0.8, "Share of answers to be right among those that are worth a review.", type=_SHARE)
+    act: float = declared(0.95, "Of the answers above the threshold act, the share that must be right.", type=_SHARE)
+    review: float = declared(
+        0.8, "Of the answers above the threshold review, the share that must be right.", type=_SHARE
+    )
 
 
 def _calibrate(**given: Any) -> None:
@@ -61,8 +64,10 @@ def _calibrate(**given: Any) -> None:
     fitted.calibrations.write(Path(options.output), f"mis-server {__version__}")
     for title, entry in zip(fitted.titles, fitted.calibrations.entries, strict=True):
         click.echo("\n".join(_described(title, entry)))
-    for refusal in fitted.refused:
+    for refusal in fitted.refused[:_REFUSALS]:
         click.echo(refusal)
+    if len(fitted.refused) > _REFUSALS:
+        click.echo(f"{len(fitted.refused) - _REFUSALS} others could not be fitted, either.")
     click.echo(f"Calibration written to {options.output}.")
 
 
@@ -76,17 +81,17 @@ def _described(title: str, entry: "Entry") -> Iterator[str]:
     for name in entry.raw.__struct_fields__:
         raw, calibrated = getattr(entry.raw, name), getattr(entry.calibrated, name)
         yield f"  {name.replace('_', ' ')} on held-out rows: {raw:.4f}, calibrated {calibrated:.4f}"
-    yield f"  act {_shown(entry.act)}"
-    yield f"  review {_shown(entry.review)}"
+    yield f"  act: {_shown(entry.act)}"
+    yield f"  review: {_shown(entry.review)}"
     yield from (f"  {note}" for note in entry.notes)
 
 
-def _shown(point: "Threshold") -> str:
-    if point.confidence is None:
-        return f"never: no confidence makes {point.accuracy:.0%} right"
+def _shown(threshold: "Threshold") -> str:
+    if threshold.confidence is None:
+        return f"never; at no confidence are {threshold.accuracy:.0%} of answers right"
     return (
-        f"from {point.confidence:.4f}: {point.coverage:.0%} of rows, {point.accuracy:.0%} right "
-        f"(at least {point.at_least:.0%}, by a 95 % interval)"
+        f"from {threshold.confidence:.4f} on: {threshold.coverage:.0%} of rows, and {threshold.observed:.1%} of these "
+        f"are right (95 % interval: from {threshold.at_least:.1%} on)"
     )
 
 

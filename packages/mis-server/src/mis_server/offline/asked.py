@@ -6,13 +6,14 @@ Each kind of question derives from `OfflineTask`. Files, windows, outputs and cl
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from mis_core.calibration.loading import calibration_file
 from mis_core.checkpoints.digests import files_sha256
-from mis_core.config import EngineConfig
+from mis_core.config import NO_CALIBRATION, EngineConfig
+from mis_core.hub import calibration_beside, kept_at
 from mis_server.model import Model
 from mis_server.offline.places import Place
 from mis_server.offline.rows import InputColumn, InputRow, RowSize
@@ -145,8 +146,8 @@ def decisive(asked: OfflineTask, config: EngineConfig, **output: Any) -> dict[st
 
 
 def _calibration(config: EngineConfig) -> dict[str, Any]:
-    path = calibration_file(config)
-    return {} if path is None else {"calibration": files_sha256([path])}
+    path = calibration_beside(config, kept_at(config.model, config.download_dir))
+    return {} if path in (None, NO_CALIBRATION) else {"calibration": files_sha256([Path(path)])}
 
 
 def _of_arrow(id: Any) -> Any:

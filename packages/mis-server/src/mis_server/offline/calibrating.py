@@ -5,17 +5,20 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from mis_core.calibration import Calibrations, Entry
 from mis_core.calibration.calibrations import common_beginning
-from mis_core.calibration.fit import NotFitted, fit_entry
-from mis_core.calibration.loading import OFF, identity_of
-from mis_core.config import EngineConfig
+from mis_core.calibration.fit import CannotFit, fit_entry
+from mis_core.calibration.loading import identity_of
+from mis_core.config import NO_CALIBRATION, EngineConfig
 from mis_core.errors import ConfigError
 from mis_core.labelled import Labelled, groups_of
 from mis_server.model import running_model, some_at_a_time
 from mis_server.offline.examples import Collected, Collector, RowOptions, requests
+
+_SHOWN = 5  # refusals in an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ async def calibrate(
         ModelError: the model cannot be served as it stands.
         EngineUnavailable: the engine could not start, or ended.
     """
-    raw = dataclasses.replace(config, calibration=OFF)
+    raw = dataclasses.replace(config, calibration=NO_CALIBRATION)
     async with running_model(raw, identified=True) as model:
         info = await model.wait_ready()
         collector = Collector(model, options)
@@ -71,24 +74,30 @@ async def calibrate(
         identity = await asyncio.to_thread(identity_of, model.config, info.parts, dtype, tokenizer)
     groups = groups_of(labelled.rows)
     weights = np.array([row.weight for row in labelled.rows])
-    entries: dict[str, Entry] = {}
+    entries: list[tuple[str, Entry]] = []
     refused = []
-    for collected in collector.found.values():
+    for collected in sorted(collector.found.values(), key=lambda each: min(each.rows)):
         try:
-            entries[collected.title] = await asyncio.to_thread(_fit, collected, weights, groups, act, review)
-        except NotFitted as error:
-            refused.append(f"{collected.title}: {error}")
+            entries.append((collected.title, await asyncio.to_thread(_fit, collected, weights, groups, act, review)))
+        except CannotFit as error:
+            refused.append(f"{collected.title} ({', '.join(collected.names)}): {error}")
     if not entries:
-        raise ConfigError(f"Nothing can be fitted. {' '.join(refused)}", "data")
-    return Fitted(Calibrations(identity, tuple(entries.values())), tuple(entries), tuple(refused))
+        raise ConfigError(f"Nothing can be fitted. {' '.join(refused[:_SHOWN])}", "data")
+    titles = tuple(title for title, _ in entries)
+    return Fitted(Calibrations(identity, tuple(entry for _, entry in entries)), titles, tuple(refused))
 
 
 def _fit(collected: Collected, weights: np.ndarray, groups: np.ndarray, act: float, review: float) -> Entry:
-    return fit_entry(
+    begins = common_beginning(list(collected.queries.values()))
+    entry = fit_entry(
         collected.identity,
         collected.examples(weights, groups),
-        begins=common_beginning(list(collected.queries.values())),
+        begins=begins,
         labels=collected.names,
         act=act,
         review=review,
     )
+    if begins or not collected.queries:
+        return entry
+    note = "Queries of the rows begin differently: it is applied to every query with these labels."
+    return msgspec.structs.replace(entry, notes=(*entry.notes, note))

@@ -109,8 +109,8 @@ class Collector:
         answered = await self._model.answer(SCORE, fields)
         parsed, (output,) = answered.parsed, answered.outputs
         collected = self._of(parsed.identity, first.labels, "score")
-        query = parsed.request.query
-        collected.queries.setdefault(query.tobytes(), query)
+        assert parsed.begins is not None, "as it has an identity"
+        collected.queries.setdefault(parsed.begins.tobytes(), parsed.begins)
         for (number, row), logprobs in zip(rows, score_logprobs(parsed, output), strict=True):
             _add(collected, number, logprobs, row.label)
 

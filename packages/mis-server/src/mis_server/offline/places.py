@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from mis_core.calibration.loading import calibration_file
-from mis_core.config import EngineConfig
+from mis_core.config import NO_CALIBRATION, EngineConfig
 from mis_core.errors import ConfigError
-from mis_core.hub import base_of, kept_at
+from mis_core.hub import base_of, calibration_beside, kept_at
 
 LOCAL = "local"
 """The file system of this machine."""
@@ -46,8 +45,8 @@ def engine_places(config: EngineConfig) -> list[Place]:
         "the prompt of decisions": config.decision_file,
     }
     found = [Place(what, str(kept_at(name, config.download_dir))) for what, name in models.items() if name is not None]
-    calibration = calibration_file(config)
-    found += [] if calibration is None else [Place("the calibration", str(calibration))]
+    calibration = calibration_beside(config, kept_at(config.model, config.download_dir))
+    found += [] if calibration in (None, NO_CALIBRATION) else [Place("the calibration", calibration)]
     return found + [Place(what, path) for what, path in files.items() if path is not None]
 
 

@@ -6,8 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from mis_core.calibration.loading import OFF
-from mis_core.config import EngineConfig
+from mis_core.config import NO_CALIBRATION, EngineConfig
 from mis_server.offline.asked import OfflineTask
 from mis_server.offline.rows import InputRow
 from mis_server.offline.scorer import Scorer, running_scorer
@@ -56,7 +55,7 @@ def for_actors(config: EngineConfig) -> EngineConfig:
         del given["rerank_template"]
     if config.decision_file is None:
         del given["decision_prompt"]
-    if config.calibration == OFF:
+    if config.calibration == NO_CALIBRATION:
         del given["calibration"]
     there = {name: Path(path) for name, path in given.items() if path is not None and Path(path).exists()}
     absolute: dict[str, Any] = {name: str(path.absolute()) for name, path in there.items()}

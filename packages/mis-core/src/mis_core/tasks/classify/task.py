@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float32, Float64
 from scipy.special import log_expit
 
-from mis_core.calibration import Calibrations, Identity, label_tuples
+from mis_core.calibration import Calibrations, Identity, label_tuples, log_softmax
 from mis_core.config import Activation
 from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.tasks.classify.body import (
@@ -22,7 +22,7 @@ from mis_core.tasks.classify.body import (
 from mis_core.tasks.fields.body import check_model, read_body
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Fields, ServedModels, Task
-from mis_core.tasks.probabilities import applied, log_softmax
+from mis_core.tasks.probabilities import applied
 from mis_core.tasks.served import check_task
 from mis_core.tasks.usage import Usage
 from mis_core.tokenization import Tokenizer
@@ -78,7 +78,7 @@ def parse_classify(
         assert tokenizer is not None, "texts without one are refused"
         inputs = rows_of(*tokenizer.encode_all(inputs, body.add_special_tokens, field="input"))
     request = request_of(inputs, limits, body.cache_salt, every_token=False)
-    identity = _identity(limits.head_labels, activation) if limits.identified and body.calibration is None else None
+    identity = _identity(limits.head_labels, activation, body) if limits.identified else None
     return ParsedClassify((request,), limits.head_labels, activation, identity)
 
 
@@ -109,12 +109,13 @@ def classify_logprobs(values: Float64[np.ndarray, "inputs values"]) -> Float64[n
     return log_softmax(values)
 
 
-def _identity(labels: tuple[str, ...], activation: Activation) -> Identity | None:
+def _identity(labels: tuple[str, ...], activation: Activation, body: ClassifyBody) -> Identity | None:
     """Return what a calibration belongs to: of a distribution over labels, or over one label and none."""
-    if activation != ("sigmoid" if len(labels) == 1 else "softmax"):
+    if body.calibration == "none" or activation != ("sigmoid" if len(labels) == 1 else "softmax"):
         return None
     read = label_tuples(range(len(labels)))
-    return Identity(task="classify", labels=read if len(read) > 1 else ((), *read))
+    labels_read = read if len(read) > 1 else ((), *read)
+    return Identity(task="classify", labels=labels_read, add_special_tokens=body.add_special_tokens)
 
 
 CLASSIFY: Task[ParsedClassify, ClassifyResult] = Task("classify", parse_classify, finish_classify, needs_tokenizer)

@@ -33,6 +33,8 @@ from mis_core.tokenization import NOTHING, Joined, Tokenizer
 from mis_core.tokenization.decision_contract import DecisionContract
 from mis_core.tokenization.pointer_contract import PointerContract
 
+_GENERIC = DecisionContract.generic().template
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
@@ -146,13 +148,19 @@ def _identified(asked: Sequence[AskedQuestion], style: Style, tokenizer: Tokeniz
         contract = msgspec.structs.replace(contract, template=None)
     read = [None if template is None else template.identity for template in templates]
     prompt = digest_of([type(style).__name__, contract, read])
-    return [replace(each, identity=_identity(each, prompt, is_own=isinstance(style, OwnStyle))) for each in asked]
+    template = tokenizer.decision_template  # one of the operator's or the checkpoint's may read the name
+    reads_name = template is not None and template.source != _GENERIC.source
+    return [
+        replace(each, identity=_identity(each, prompt, is_own=isinstance(style, OwnStyle), reads_name=reads_name))
+        for each in asked
+    ]
 
 
-def _identity(asked: AskedQuestion, prompt: str, *, is_own: bool) -> Identity:
+def _identity(asked: AskedQuestion, prompt: str, *, is_own: bool, reads_name: bool) -> Identity:
     question, first = asked.question, asked.orders[0]
     options = [question.options[index] for index in first] if question.options else list(question.sides)
-    read = asked.texts if is_own else [question.kind, question.name, question.instructions, options]
+    name = question.name if reads_name else None
+    read = asked.texts if is_own else [question.kind, name, question.instructions, options]
     labels, orders = label_tuples(asked.labels[1].tolist()), relative_orders(asked.orders)
     return Identity(task="decide", labels=labels, decision_prompt=prompt, question=digest_of(read), orders=orders)
 

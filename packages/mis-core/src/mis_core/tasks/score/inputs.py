@@ -6,7 +6,7 @@ from functools import partial
 from typing import TypeVar, cast
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int32, Int64
 
 from mis_core.errors import RequestError
 from mis_core.tasks.fields.item_errors import ItemErrors
@@ -36,6 +36,11 @@ class IdInputs:
     def texts(self) -> dict[str, Sequence[str]]:
         """There are none."""
         return {}
+
+    @property
+    def query_tokens(self) -> Int32[np.ndarray, " tokens"]:
+        """The query by itself."""
+        return self.query.values.astype(np.int32)
 
     def below(self, vocab_size: int) -> "IdInputs":
         """Refuse ids outside the vocabulary.
@@ -120,6 +125,12 @@ class TextInputs:
     def texts(self) -> dict[str, Sequence[str]]:
         """Query and items."""
         return {"query": [self.query], "items": self.items}
+
+    @property
+    def query_tokens(self) -> Int32[np.ndarray, " tokens"]:
+        """The query by itself, without special tokens."""
+        assert self.tokenizer is not None, "texts need a tokenizer"
+        return self.tokenizer.encode(self.query, add_special_tokens=False, field="query")
 
     def below(self, vocab_size: int) -> "TextInputs":
         """Return them as they are: the tokenizer refuses what the model does not have."""

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+from jaxtyping import Int32
+
 from mis_core.calibration import Identity
 from mis_core.requests import ScoreRequest
 from mis_core.tasks.fields.item_errors import ItemErrors
@@ -18,6 +21,7 @@ class ParsedScore:
         items: Which of the request's items these are, and why the others are not scored.
         sequences: Its labels, if some have several tokens; `request.label_ids` are their first tokens then.
         identity: What a calibration of it belongs to, where it may have one.
+        begins: Tokens with which its query begins, where it has an identity: all of them that no item changes.
     """
 
     request: ScoreRequest
@@ -25,3 +29,4 @@ class ParsedScore:
     items: ItemErrors
     sequences: LabelSequences | None = None
     identity: Identity | None = None
+    begins: Int32[np.ndarray, " tokens"] | None = None

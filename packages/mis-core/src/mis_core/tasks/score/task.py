@@ -59,6 +59,7 @@ def parse_score_request(
         raise RequestError("invalid_temperature", "A temperature other than 1 needs apply_softmax.", "temperature")
     _check_counts(inputs.errors.count, labels, sequences, limits)
     layout = _layout_of(options)
+    query = inputs.query_tokens if limits.identified and options.item_first else None
     if inputs.errors.any_left and limits.delimiter is not None:
         inputs = inputs.delimited(limits.delimiter, options.item_first, options.add_special_tokens)
     joined = _join(inputs, sequences, options, limits)
@@ -75,8 +76,11 @@ def parse_score_request(
         empty_items=0 if options.item_first else inputs.num_empty,
     )
     requests = (request if sequences is None else sequences.segments(request),) if request.num_items else ()
-    identity = _identity(labels, sequences, options) if limits.identified else None
-    return ParsedScore(request, requests, items, sequences, identity)
+    identity = _identity(labels, sequences, options, limits.delimiter) if limits.identified else None
+    begins = None if identity is None else request.query
+    if identity is not None and options.item_first:  # so that no token of the query is shared
+        begins = query
+    return ParsedScore(request, requests, items, sequences, identity, begins)
 
 
 def finish_score(
@@ -100,7 +104,7 @@ def finish_score(
     if parsed.sequences is not None:
         assert logprobs is not None, "sequences need log_sum_exp"
         logits = logprobs = parsed.sequences.logprobs(logprobs)
-    entry = None if calibrations is None else calibrations.find(parsed.identity, request.query)
+    entry = None if calibrations is None else calibrations.find(parsed.identity, parsed.begins)
     if entry is not None:
         scores = entry.apply(score_logprobs(parsed, output)).astype(np.float32)
     elif request.apply_softmax:
@@ -142,7 +146,9 @@ def _has_text(fields: Fields) -> bool:
 SCORE: Task[ParsedScore, ScoreResult] = Task("score", parse_score_request, finish_score, _has_text)
 
 
-def _identity(labels: TokenRows, sequences: LabelSequences | None, options: ScoreBody) -> Identity | None:
+def _identity(
+    labels: TokenRows, sequences: LabelSequences | None, options: ScoreBody, delimiter: int | None
+) -> Identity | None:
     """Return what a calibration belongs to: of a softmax over labels that all items have."""
     if not options.apply_softmax or options.temperature != 1.0 or options.calibration == "none":
         return None
@@ -152,7 +158,13 @@ def _identity(labels: TokenRows, sequences: LabelSequences | None, options: Scor
     each = np.split(labels.values, np.cumsum(lens)[:-1])
     if len(each) < 2:
         return None
-    return Identity(task="score", labels=tuple(tuple(ids.tolist()) for ids in each), item_first=options.item_first)
+    return Identity(
+        task="score",
+        labels=tuple(tuple(ids.tolist()) for ids in each),
+        item_first=options.item_first,
+        add_special_tokens=options.add_special_tokens,
+        delimiter=delimiter,
+    )
 
 
 def _layout_of(options: ScoreBody) -> Layout:
