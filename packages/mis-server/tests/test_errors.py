@@ -53,7 +53,7 @@ invalid_echo                                                                    
 missing_input missing_questions missing_messages                                        400 missing_parameter_error
 empty_input empty_questions empty_messages                                              400 invalid_value_error
 invalid_input invalid_questions invalid_messages                                        400 invalid_request_error
-invalid_choice_order invalid_on_error                                                   400 invalid_value_error
+invalid_choice_order invalid_on_error invalid_calibration invalid_x_calibration           400 invalid_value_error
 missing_state missing_states                                                            400 missing_parameter_error
 empty_states invalid_x_on_error invalid_x_choice_order invalid_x_abstain_below          400 invalid_value_error
 invalid_state invalid_states invalid_x_cache_salt_type                                  400 invalid_request_error
