@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import cohere
 from openai import OpenAI
-from review_prompt import AFTER_ITEM, LABELS, QUERY
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from mis_testing.server import RunningServer, running_server
+from review_prompt import AFTER_ITEM, LABELS, QUERY
 
 POSITIVE = (
     "The soup was hot, the bread was fresh, and the waiter remembered our names.",
