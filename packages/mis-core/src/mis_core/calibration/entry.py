@@ -58,7 +58,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How good distributions are, on rows that were held out with all that have something in common with them.
+    """How good distributions are on held-out rows.
 
     Attributes:
         log_loss: Mean natural log loss.
@@ -77,7 +77,7 @@ class Threshold(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     Attributes:
         accuracy: How often is enough.
-        observed: How often those rows are right.
+        observed: Share of the rows above the threshold that are right.
         confidence: The least probability of the most probable label; None if no confidence is enough.
         coverage: Share of rows from there on.
         at_least: Lower end of the 95 % interval of their accuracy (Clopper and Pearson, Biometrika 26(4), 1934), where

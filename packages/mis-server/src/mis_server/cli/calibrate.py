@@ -31,11 +31,9 @@ class CalibrateOptions:
     instruction: str | None = declared(
         None, "How documents are judged; default: as the model's recipe of rerank says.", metavar="TEXT"
     )
-    relevant_from: float = declared(1.0, "Relevance from which on a document counts as relevant.")
-    act: float = declared(0.95, "Of the answers above the threshold act, the share that must be right.", type=_SHARE)
-    review: float = declared(
-        0.8, "Of the answers above the threshold review, the share that must be right.", type=_SHARE
-    )
+    relevant_from: float = declared(1.0, "Least relevance of a document that counts as relevant.")
+    act: float = declared(0.95, "Share of the answers above the threshold act that must be right.", type=_SHARE)
+    review: float = declared(0.8, "Share of the answers above the threshold review that must be right.", type=_SHARE)
 
 
 def _calibrate(**given: Any) -> None:

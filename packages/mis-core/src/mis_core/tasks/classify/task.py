@@ -110,7 +110,7 @@ def classify_logprobs(values: Float64[np.ndarray, "inputs values"]) -> Float64[n
 
 
 def _identity(labels: tuple[str, ...], activation: Activation, body: ClassifyBody) -> Identity | None:
-    """Return what a calibration belongs to: of a distribution over labels, or over one label and none."""
+    """Return what was asked, where the answer is a distribution over labels, or over one label and its absence."""
     if body.calibration == "none" or activation != ("sigmoid" if len(labels) == 1 else "softmax"):
         return None
     read = label_tuples(range(len(labels)))

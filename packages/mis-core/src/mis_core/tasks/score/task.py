@@ -149,7 +149,7 @@ SCORE: Task[ParsedScore, ScoreResult] = Task("score", parse_score_request, finis
 def _identity(
     labels: TokenRows, sequences: LabelSequences | None, options: ScoreBody, delimiter: int | None
 ) -> Identity | None:
-    """Return what a calibration belongs to: of a softmax over labels that all items have."""
+    """Return what was asked, where the answer is a softmax over labels that all items have."""
     if not options.apply_softmax or options.temperature != 1.0 or options.calibration == "none":
         return None
     if sequences is None and labels.is_nested:
