@@ -33,8 +33,6 @@ from mis_core.tokenization import NOTHING, Joined, Tokenizer
 from mis_core.tokenization.decision_contract import DecisionContract
 from mis_core.tokenization.pointer_contract import PointerContract
 
-_GENERIC = DecisionContract.generic().template
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
@@ -148,8 +146,7 @@ def _identified(asked: Sequence[AskedQuestion], style: Style, tokenizer: Tokeniz
         contract = msgspec.structs.replace(contract, template=None)
     read = [None if template is None else template.identity for template in templates]
     prompt = digest_of([type(style).__name__, contract, read])
-    template = tokenizer.decision_template  # one of the operator's or the checkpoint's may read the name
-    reads_name = template is not None and template.source != _GENERIC.source
+    reads_name = isinstance(contract, DecisionContract) and not contract.in_chat  # a template of its own may
     return [
         replace(each, identity=_identity(each, prompt, is_own=isinstance(style, OwnStyle), reads_name=reads_name))
         for each in asked
