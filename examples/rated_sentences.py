@@ -4,6 +4,7 @@ The sentences come with the sources of vaderSentiment (MIT licence): films and t
 "VADER: A Parsimonious Rule-based Model for Sentiment Analysis of Social Media Text", ICWSM 2014. A sentence is positive
 or negative by the sign of its mean rating, from -4 to 4; those within half a point of 0 are left out. They are asked
 about in two wordings: with the three examples of `rank_reviews.py`, and as a question to be answered by yes or no.
+Rows called `bare` are the sentences alone, to be asked in all wordings of `wordings.json`.
 
     pip download --no-deps --no-binary :all: vaderSentiment==3.3.2
     python examples/rated_sentences.py vaderSentiment-3.3.2.tar.gz --output rated
@@ -26,6 +27,7 @@ WORDINGS = {
     "examples": (QUERY, AFTER_ITEM, LABELS),
     "yes-no": ("Text: ", "\nQuestion: Is the text positive? Answer yes or no.\nAnswer:", (" yes", " no")),
 }
+BARE = {"bare": ("", "", LABELS)}
 LEAST_MEAN = 0.5
 
 
@@ -36,13 +38,18 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("rated"), help="Folder of the rows.")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
+    wordings = {
+        name: {"query": query, "item": f"{{{{ item }}}}{after}", "labels": labels}
+        for name, (query, after, labels) in WORDINGS.items()
+    }
+    (options.output / "wordings.json").write_text(json.dumps(wordings, indent=1) + "\n")
     for source, name in SOURCES.items():
         sentences = list(dict(_sentences(options.archive, name)).items())
         # By a digest of the text: no order of the file, and the same rows everywhere.
         sentences.sort(key=lambda each: hashlib.sha256(each[0].encode()).hexdigest())
         for part, count in ROWS.items():
             chosen, sentences = sentences[:count], sentences[count:]
-            for wording, (query, after, labels) in WORDINGS.items():
+            for wording, (query, after, labels) in (WORDINGS | BARE).items():
                 rows = [
                     {"query": query, "item": text + after, "labels": labels, "label": int(mean < 0), "slice": source}
                     for text, mean in chosen

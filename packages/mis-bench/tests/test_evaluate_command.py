@@ -569,5 +569,5 @@ def test_help_says_each_default() -> None:
     for option in main.commands["evaluate"].params:
         for flag in option.opts:
             assert not flag.startswith("--") or flag in said
-    assert said.count("[default: ") == 7
+    assert said.count("[default: ") == 9
     assert "[required]" in said

@@ -2,17 +2,19 @@
 
 import asyncio
 import itertools
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from mis_bench.evaluate.answers import Question, RowAnswer, RowRanking
-from mis_bench.evaluate.dialects import Classified, Dialect, Distribution
+from mis_bench.evaluate.dialects import Classified, Dialect, Distribution, Send
 from mis_bench.evaluate.questions import Classes, classes_of, truth_of
 from mis_bench.evaluate.targets import OpenTarget
+from mis_bench.targets.asking import Json
 from mis_bench.targets.target import CallFailed
 from mis_core.labelled import ClassifyRow, DecideRow, Labelled, RerankRow, ScoreRow
 
@@ -21,6 +23,8 @@ MOST_ITEMS = 256
 
 MOST_INPUTS = 32
 """Inputs that are classified in one request, at most."""
+
+_KEPT = 512  # replies, for those who ask the same
 
 _SUM = 0.02  # how far from 1 probabilities may sum up to
 
@@ -49,38 +53,68 @@ def check_answers(data: Labelled) -> None:
 
 
 async def ask(
-    opened: OpenTarget, dialect: Dialect, data: Labelled, callers: int, on_row: Callable[[int], None]
-) -> Found:
-    """Ask about every row.
+    opened: OpenTarget, dialects: Sequence[Dialect], data: Labelled, callers: int, on_row: Callable[[int], None]
+) -> list[Found]:
+    """Ask about every row, in each dialect.
 
-    A request that a target refuses is sent again for each row alone, so that only those fail that must.
+    A request that a target refuses is sent again for each row alone, so that only those fail that must. All dialects
+    ask about a row before the next row is asked about: a target that keeps what they share computes it once.
 
     Args:
         opened: The target.
-        dialect: How it is asked.
+        dialects: How it is asked.
         data: The rows.
         callers: Requests under way at once.
         on_row: Called with the number of rows that a request was about.
     """
-    asker = _Asker(opened, dialect, data)
-    permits = asyncio.Semaphore(callers)
+    send = _bounded(opened.send, callers)
+    if len(dialects) > 1:
+        send = _once(send)
+    askers = [_Asker(send, opened.head_labels, dialect, data) for dialect in dialects]
 
-    async def one(rows: Sequence[int]) -> None:
-        async with permits:
-            await asker.ask(rows)
+    async def one(asker: _Asker, rows: Sequence[int]) -> None:
+        await asker.ask(rows)
         on_row(len(rows))
 
     async with asyncio.TaskGroup() as tasks:
-        for rows in asker.requests():
-            tasks.create_task(one(rows))
-    return asker.finish()
+        for rows in askers[0].requests():
+            for asker in askers:
+                tasks.create_task(one(asker, rows))
+    return [asker.finish() for asker in askers]
+
+
+def _bounded(send: Send, callers: int) -> Send:
+    permits = asyncio.Semaphore(callers)
+
+    async def send_bounded(path: str, body: Json) -> Json:
+        async with permits:
+            return await send(path, body)
+
+    return send_bounded
+
+
+def _once(send: Send) -> Send:
+    """Return a function that sends what is asked again within a while only once."""
+    kept: OrderedDict[bytes, asyncio.Future[Json]] = OrderedDict()
+
+    async def send_once(path: str, body: Json) -> Json:
+        key = msgspec.json.encode((path, body))
+        task = kept.get(key)
+        if task is None:
+            task = kept[key] = asyncio.ensure_future(send(path, body))
+            while len(kept) > _KEPT:
+                kept.popitem(last=False)
+        kept.move_to_end(key)
+        return await asyncio.shield(task)
+
+    return send_once
 
 
 class _Asker:
     """Rows of one kind, and what was said of them so far."""
 
-    def __init__(self, opened: OpenTarget, dialect: Dialect, data: Labelled) -> None:
-        self._send, self._head_labels, self._dialect, self._data = opened.send, opened.head_labels, dialect, data
+    def __init__(self, send: Send, head_labels: Sequence[str], dialect: Dialect, data: Labelled) -> None:
+        self._send, self._head_labels, self._dialect, self._data = send, head_labels, dialect, data
         self._found = Found()
         self._classified: dict[int, Classified] = {}
         # By what the data says, so that it is the same for all targets, whatever fails.

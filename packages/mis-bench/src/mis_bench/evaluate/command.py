@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +14,9 @@ from mis_bench.evaluate.gates import FigureGate, GateError
 from mis_bench.options import ABOVE_0, progress
 from mis_bench.targets.target import TargetUnavailable
 from mis_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mis_bench.evaluate.corrections import Correction
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _PACKAGES = {"sklearn": "scikit-learn", "ir_measures": "ir-measures"}
@@ -49,6 +53,20 @@ class _Command(click.Command):
     show_default="none",
     help="Fail unless a figure of every target is so: accuracy>=0.9, ece@SLICE<=0.05; repeatable.",
 )
+@click.option(
+    "--wordings",
+    type=_FILE,
+    show_default="as the data asks",
+    help="Ways to ask every row, which are compared: a JSON file.",
+)
+@click.option(
+    "--correction",
+    "corrections",
+    multiple=True,
+    type=click.Choice(["content-free", "permutation"]),
+    show_default="none",
+    help="Show also what answers are without the bias of an empty state, or of places of options; repeatable.",
+)
 @click.option("--json", "json_file", type=_FILE, show_default="none", help="File for all figures.")
 @click.option("--report", "report_file", type=_FILE, show_default="none", help="File for a page of HTML.")
 @click.option("--callers", type=click.IntRange(1), default=8, help="Requests under way at once.")
@@ -59,6 +77,8 @@ def evaluate(
     labels: tuple[str, ...],
     model: str | None,
     gates: tuple[str, ...],
+    wordings: Path | None,
+    corrections: tuple["Correction", ...],
     json_file: Path | None,
     report_file: Path | None,
     callers: int,
@@ -79,7 +99,8 @@ def evaluate(
         for file in (json_file, report_file):
             if file is not None and not file.parent.is_dir():
                 raise EvaluationError(f"{file} cannot be written: there is no folder {file.parent}.")
-        plan = EvaluationPlan.of(targets, data, labels, model, [FigureGate.parse(text) for text in gates])
+        parsed = [FigureGate.parse(text) for text in gates]
+        plan = EvaluationPlan.of(targets, data, labels, model, parsed, wordings, corrections)
         with progress("evaluate") as show:
             found = asyncio.run(run(plan, callers, timeout, show))
         for table in found.tables():

@@ -37,6 +37,26 @@ def classes_of(question: Any) -> Classes | None:
     return None
 
 
+def class_of(question: Mapping[str, Any], answer: Any) -> int | None:
+    """Return the index of the class that an answer is; None if it is none.
+
+    Args:
+        question: As System One has it; it has classes.
+        answer: True or false, the name of an option, or a level by its index or its text.
+    """
+    classes = classes_of(question)
+    assert classes is not None, "as it is checked"
+    match question["type"]:
+        case "noul":
+            return int(answer) if isinstance(answer, bool) else None
+        case "choice":
+            return classes.names.index(answer) if isinstance(answer, str) and answer in classes.names else None
+    if isinstance(answer, str):
+        return question["criteria"].index(answer) if answer in question["criteria"] else None
+    is_level = isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(classes.names)
+    return answer if is_level else None
+
+
 def truth_of(row: DecideRow, name: str) -> int:
     """Return the index of the right class of a question.
 
@@ -48,15 +68,9 @@ def truth_of(row: DecideRow, name: str) -> int:
     if classes is None:
         what = "a noul, a choice with two options or more in criteria, or a score with two levels or more"
         raise ConfigError(f"{row.where}: questions.{name} must be {what}.", "data")
-    if question["type"] == "noul" and isinstance(answer, bool):
-        return int(answer)
-    if question["type"] == "choice" and answer in classes.names:
-        return classes.names.index(str(answer))
-    if question["type"] == "score" and not isinstance(answer, bool):
-        if isinstance(answer, str) and answer in question["criteria"]:
-            return question["criteria"].index(answer)
-        if isinstance(answer, int) and 0 <= answer < len(classes.names):
-            return answer
+    found = class_of(question, answer)
+    if found is not None:
+        return found
     wanted = {
         "noul": "true or false",
         "choice": f"one of its options {list(classes.names)[:20]}",

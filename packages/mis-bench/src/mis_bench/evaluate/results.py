@@ -14,6 +14,8 @@ SHOWN = 10
 """Rows of a list that a terminal gets."""
 
 _CHARACTERS = 120
+_MOST_COLUMNS = 2
+_COMPARED = ("accuracy", "log_loss", "ece", "auc", "ndcg@10", "mrr")  # of several targets, where a page has all
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,9 @@ class Evaluation:
         yield figures_table(self.targets)
         if any(each.slices for each in self.targets):
             yield slices_table(self.targets)
-        for pair in self.pairs:
+        if len(self.pairs) > 1:
+            yield many_differences_table(self.pairs)
+        for pair in self.pairs if len(self.pairs) == 1 else ():
             yield differences_table(pair)
             if pair.flips:
                 yield examples_table(f"{len(pair.flips)} decisions flip", pair, pair.flips[:shown])
@@ -109,8 +113,11 @@ class Evaluation:
 
 
 def figures_table(targets: Sequence[Evaluated]) -> Table:
-    """Return the figures of all targets with their intervals, a row for each figure."""
+    """Return the figures of all targets: of two with their intervals, a row for each figure; of more a row for each."""
     names = dict.fromkeys(name for each in targets for name in each.figures)
+    if len(targets) > _MOST_COLUMNS:
+        cells = [[each.target, *(each.values(None).get(name) for name in names)] for each in targets]
+        return Table.of_cells("Figures", ["target", *names], cells)
     rows = [[name, *(_spread(each.figures.get(name)) for each in targets)] for name in names]
     return Table("Figures, with intervals of 95 %", ["figure", *(each.target for each in targets)], rows)
 
@@ -132,6 +139,13 @@ def differences_table(pair: Pair) -> Table:
     rows.append(["rank correlation of scores", number(pair.rank_correlation, 6)])
     first, second = pair.targets
     return Table(f"{second} less {first}, {pair.rows} rows", ["figure", "difference"], rows)
+
+
+def many_differences_table(pairs: Sequence[Pair]) -> Table:
+    """Return the differences of several targets from the first, a row for each."""
+    names = [name for name in _COMPARED if any(name in pair.figures for pair in pairs)]
+    rows = [[pair.targets[1], *(_spread(pair.figures.get(name)) for name in names)] for pair in pairs]
+    return Table(f"Less {pairs[0].targets[0]}, with intervals of 95 %", ["target", *names], rows)
 
 
 def examples_table(title: str, pair: Pair, examples: Sequence[Example]) -> Table:

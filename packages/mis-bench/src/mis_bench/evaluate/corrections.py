@@ -1,0 +1,147 @@
+"""Corrections of probabilities that need no labels: a distribution is divided by what the model says of nothing.
+
+Both take a bias for one answer out, whatever the state. They change logits by a constant for each answer, as the biases
+of a calibration do, which are fitted to labels instead.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float64
+from scipy.special import softmax
+
+from mis_bench.evaluate.dialects import Dialect, Distribution, Scored, Send
+from mis_bench.targets.target import CallFailed
+
+Correction = Literal["content-free", "permutation"]
+
+MOST_OPTIONS = 64
+"""Options of a question whose order is corrected, at most."""
+
+_SAMPLES = 32  # states that a prior is estimated from, at most
+_ASKED = 256  # questions asked for that, about
+_LEAST_SAMPLES = 4
+_NOTHING = ""
+_TINY = 1e-12
+
+Sample = tuple[Any, Mapping[str, Any]]
+"""A state, and choices about it."""
+
+
+def without_prior(
+    probabilities: Float64[np.ndarray, "*rows classes"], prior: Float64[np.ndarray, "*rows classes"]
+) -> Float64[np.ndarray, "*rows classes"]:
+    """Return probabilities divided by those that a class has anyway, made to sum to 1.
+
+    Source: contextual calibration, Zhao et al., Calibrate Before Use, arXiv 2102.09690, section 5, with W = diag(p)^-1.
+    """
+    logits = np.log(np.maximum(probabilities, _TINY)) - np.log(np.maximum(prior, _TINY))
+    return softmax(logits, axis=-1)
+
+
+def permutation_prior(told: Float64[np.ndarray, "rows classes classes"]) -> Float64[np.ndarray, " classes"]:
+    """Return how probable each place is, whichever option stands there.
+
+    Source: PriDe, Zheng et al., Large Language Models Are Not Robust Multiple Choice Selectors, arXiv 2309.03882,
+    section 4.1: the softmax of the mean log probability of a place over all rotations, averaged over samples.
+
+    Args:
+        told: Probabilities of places; in rotation r the option r places on stands at each.
+    """
+    return softmax(np.log(np.maximum(told, _TINY)).mean(axis=1), axis=-1).mean(axis=0)
+
+
+def content_free(dialect: Dialect) -> Dialect:
+    """Return a dialect that asks the same with nothing in the place of the item or state, and divides by the answer."""
+    return Dialect(
+        score=None if dialect.score is None else _scoring(dialect.score),
+        decide=None if dialect.decide is None else _deciding(dialect.decide),
+    )
+
+
+def permuted(dialect: Dialect, samples: Sequence[Sample]) -> Dialect:
+    """Return a dialect that divides answers to a choice by the prior of the place where each option stands.
+
+    Args:
+        dialect: How a target is asked.
+        samples: States with their choices, which the prior is estimated from; some are enough.
+    """
+    assert dialect.decide is not None, "only choices have an order"
+    return Dialect(decide=_Permuted(dialect.decide, samples).ask)
+
+
+def _scoring(score: Callable[..., Awaitable[Sequence[Scored]]]) -> Callable[..., Awaitable[Sequence[Scored]]]:
+    async def ask(send: Send, query: str, items: Sequence[str], labels: Sequence[str]) -> Sequence[Scored]:
+        told, (nothing,) = await asyncio.gather(
+            score(send, query, items, labels), score(send, query, [_NOTHING], labels)
+        )
+        return [_divided(each, nothing) for each in told]
+
+    return ask
+
+
+def _deciding(decide: Callable[..., Awaitable[Mapping[str, Scored]]]) -> Callable[..., Awaitable[Mapping[str, Scored]]]:
+    async def ask(send: Send, state: Any, questions: Mapping[str, Any]) -> Mapping[str, Scored]:
+        told, nothing = await asyncio.gather(decide(send, state, questions), decide(send, _NOTHING, questions))
+        return {name: _divided(each, nothing[name]) for name, each in told.items()}
+
+    return ask
+
+
+def _divided(said: Scored, prior: Scored) -> Scored:
+    for each in (said, prior):
+        if isinstance(each, CallFailed):
+            return each
+    assert isinstance(said, Distribution)
+    assert isinstance(prior, Distribution)
+    values = without_prior(np.asarray(said.probabilities), np.asarray(prior.probabilities))
+    return Distribution(values.tolist(), said.mass)
+
+
+class _Permuted:
+    """Answers to choices without the prior of places, which is estimated once for each id and number of options."""
+
+    def __init__(self, decide: Callable[..., Awaitable[Mapping[str, Scored]]], samples: Sequence[Sample]) -> None:
+        self._decide = decide
+        self._samples: dict[tuple[str, int], list[tuple[Any, Any]]] = defaultdict(list)
+        for state, questions in samples:
+            for name, question in questions.items():
+                self._samples[name, len(question["criteria"])].append((state, question))
+        self._priors: dict[tuple[str, int], asyncio.Task[Float64[np.ndarray, " classes"]]] = {}
+
+    async def ask(self, send: Send, state: Any, questions: Mapping[str, Any]) -> Mapping[str, Scored]:
+        """Ask questions about a state."""
+        told = dict(await self._decide(send, state, questions))
+        for name, question in questions.items():
+            said = told[name]
+            if question["type"] == "choice" and isinstance(said, Distribution):
+                prior = await self._prior(send, name, len(question["criteria"]))
+                told[name] = Distribution(without_prior(np.asarray(said.probabilities), prior).tolist(), said.mass)
+        return told
+
+    async def _prior(self, send: Send, name: str, count: int) -> Float64[np.ndarray, " classes"]:
+        if count > MOST_OPTIONS:
+            raise CallFailed("rejected", f"The order of more than {MOST_OPTIONS} options is not corrected.")
+        key = name, count
+        if key not in self._priors:
+            self._priors[key] = asyncio.create_task(self._estimated(send, name, count))
+        return await asyncio.shield(self._priors[key])
+
+    async def _estimated(self, send: Send, name: str, count: int) -> Float64[np.ndarray, " classes"]:
+        samples = self._samples[name, count]
+        wanted = min(len(samples), max(_LEAST_SAMPLES, min(_SAMPLES, _ASKED // count)))
+        chosen = [samples[index * len(samples) // wanted] for index in range(wanted)]  # from all of the data
+
+        async def told(state: Any, question: Mapping[str, Any], by: int) -> Sequence[float]:
+            options = list(question["criteria"].items())
+            rotated = dict(question) | {"criteria": dict(options[by:] + options[:by])}
+            said = (await self._decide(send, state, {name: rotated}))[name]
+            if isinstance(said, CallFailed):
+                raise said
+            return said.probabilities
+
+        rows = await asyncio.gather(*(told(state, question, by) for state, question in chosen for by in range(count)))
+        return permutation_prior(np.asarray(rows, np.float64).reshape(len(chosen), count, count))
