@@ -289,6 +289,32 @@ def test_decisions_of_each_kind_of_server(fake: FakeServer, evaluate: Callable[.
     assert ("label_mass" in done.target["figures"]) == (kind == "openai")
 
 
+PUBLISHED = {"models": [{"name": "jev-1.13.0", "description": "", "release_date": "2026-09-24"}]}
+
+
+@pytest.mark.parametrize(
+    ("listed", "model"),
+    [
+        (PUBLISHED, "jev-1.13.0"),
+        (PUBLISHED | {"data": [{"id": "ours"}]}, "ours"),
+        ({"data": [{"id": "ours"}], "models": []}, "ours"),
+        ({"status": "ok", "model": "a-nano"}, "jev-latest"),
+        ({"data": []}, None),
+        ((404, "no such route"), "jev-latest"),
+        ((200, "no JSON"), "jev-latest"),
+    ],
+)
+def test_the_model_of_system_one_is_the_first_of_either_list_or_the_alias(
+    fake: FakeServer, evaluate: Callable[..., Done], listed: Any, model: str | None
+) -> None:
+    fake.routes |= {"/v1/models": listed, "/v1/systemone": system_one}
+    assert evaluate(f"systemone={fake.url}", rows=decide_rows()).status == 0
+    assert {body.get("model") for body in fake.asked("/v1/systemone")} == {model}
+    fake.bodies.clear()
+    assert evaluate(f"systemone={fake.url},model=named", rows=decide_rows()).status == 0
+    assert {body.get("model") for body in fake.asked("/v1/systemone")} == {"named"}
+
+
 def test_questions_are_put_into_openais_words(fake: FakeServer, evaluate: Callable[..., Done]) -> None:
     fake.routes["/v1/decisions"] = decisions
     rows = decide_rows()
@@ -461,7 +487,7 @@ def test_keys_come_from_the_environment_and_are_not_shown(
     assert "sesame" not in done.said
 
 
-@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("status", [429, 503, 529])
 def test_a_busy_server_is_asked_again_when_it_says(
     fake: FakeServer, evaluate: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:

@@ -21,9 +21,10 @@ MOST_WAIT_S = 300.0
 TOLD_TIMEOUT_S = 10.0
 
 _ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-f:]+\])(:\d+)?(/[^@?#]*)?")
-_BUSY = (429, 503)
+_BUSY = (429, 503, 529)  # the last, where System One's servers are overloaded
 _REJECTED = (400, 404, 413, 422)
 _NO_SUCH_PATH = "answered 404"
+_SYSTEM_ONE_ALIAS = "jev-latest"
 _SHOWN = 300  # characters of a server's own words in an error
 
 
@@ -34,7 +35,7 @@ class Client:
         url: `http://HOST:PORT`, with the path in front of its routes if there is one; `/v1` at the end is dropped.
         key: Sent as a bearer token.
         timeout_s: A request may take.
-        model: Name of the model; by default the first that the server lists, or none.
+        model: Name of the model; by default that of `default_model`.
         callers: Requests under way at once.
         calibration: What our own server is asked for in place of its calibration: `none`; None: nothing.
 
@@ -65,7 +66,7 @@ class Client:
         )
 
     async def look_for_model(self) -> None:
-        """Take the first model that the server lists, unless one was named.
+        """Take the model of `default_model`, unless one was named.
 
         Raises:
             TargetUnavailable: nothing answers there.
@@ -76,12 +77,21 @@ class Client:
             raise TargetUnavailable(f"{self.url} does not answer: {error or type(error).__name__}") from None
         if reply.status_code in (401, 403):
             raise TargetUnavailable(f"{self.url} refuses the key: {self._shown(reply.text)}")
-        if self.model is not None or reply.status_code != 200:
+        if self.model is not None:
             return
         try:
-            self.model = str(reply.json()["data"][0]["id"])
-        except (ValueError, KeyError, IndexError, TypeError):
-            return  # it has other lists, or none
+            listed: Any = reply.json() if reply.status_code == 200 else None
+        except ValueError:
+            listed = None
+        self.model = self.default_model(listed)
+
+    def default_model(self, listed: Any) -> str | None:
+        """Return the model that is asked where none was named: the first of OpenAI's list, or none.
+
+        Args:
+            listed: What the server says of its models, whatever it is.
+        """
+        return _first(listed, "data", "id")
 
     async def send(self, path: str, body: Json) -> Json:
         """Send a body, waiting as long as a busy server says; raises `CallFailed`."""
@@ -131,6 +141,16 @@ class Client:
         return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
+class SystemOneClient(Client):
+    """A server of System One, which refuses a request without a model."""
+
+    def default_model(self, listed: Any) -> str | None:
+        """Return the first of OpenAI's list or of the published one; without a list the alias that all servers know."""
+        if not isinstance(listed, dict) or not {"models", "data"} & listed.keys():
+            return _SYSTEM_ONE_ALIAS
+        return super().default_model(listed) or _first(listed, "models", "name")
+
+
 class CohereClient(Client):
     """A server of Cohere's rerank, at the first path of `PATHS` that it has."""
 
@@ -156,6 +176,14 @@ class CohereClient(Client):
                 self._path = each
                 return reply
         raise failures[0]
+
+
+def _first(listed: Any, models: str, name: str) -> str | None:
+    """Return the name of the first model of a list; None where that is not what the server says."""
+    try:
+        return str(listed[models][0][name])
+    except (KeyError, IndexError, TypeError):
+        return None
 
 
 def _wait_s(reply: httpx.Response, number: int) -> float:

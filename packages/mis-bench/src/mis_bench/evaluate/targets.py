@@ -14,7 +14,7 @@ import msgspec
 from pydantic import PositiveInt
 
 from mis_bench.checkpoints import CheckpointError, resolve_checkpoint
-from mis_bench.evaluate.client import Client, CohereClient
+from mis_bench.evaluate.client import Client, CohereClient, SystemOneClient
 from mis_bench.evaluate.dialects import (
     COHERE,
     OURS,
@@ -39,6 +39,7 @@ KEYS = {
 SPECS = ("engine", *(f"{kind}=http://HOST:PORT" for kind in KEYS))
 """How targets are spelled."""
 
+_CLIENTS: Mapping[str, type[Client]] = {"systemone": SystemOneClient, "cohere": CohereClient}
 _DIALECTS = {"engine": OURS, "mis": OURS, "vllm": VLLM, "systemone": SYSTEM_ONE, "cohere": COHERE}
 
 
@@ -136,7 +137,7 @@ class EvaluatedTarget:
         if self.kind == "engine":
             assert self.model is not None, "as checked"
             return await _engine(self.model, self.options)
-        make = CohereClient if self.kind == "cohere" else Client
+        make = _CLIENTS.get(self.kind, Client)
         key = os.environ.get(KEYS[self.kind]) or None
         named = self.options.get("model"), callers, self.options.get("calibration")
         client = make(self.url, key, timeout_s, *named)
