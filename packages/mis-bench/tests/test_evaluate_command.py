@@ -351,6 +351,43 @@ def test_a_question_that_fails_fails_its_row_alone(fake: FakeServer, evaluate: C
 
 
 @pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ({"probabilities": {"0": 0.33, "1": 0.33, "2": 0.33}}, None),
+        ({"probabilities": {"0": 0.3, "1": 0.4, "2": 0.1}}, "The probabilities of 'anger' sum up to 0.8, not to 1."),
+        ({"probabilities": {"0": 0.4, "1": 0.4, "2": 0.4}}, "The probabilities of 'anger' sum up to 1.2, not to 1."),
+        ({"probabilities": {"0": 1.5, "1": -0.5, "2": 0}}, "The reply has no probability for each class."),
+        ({"probabilities": {"0": math.nan, "1": 0.5, "2": 0.5}}, "The reply has no probability for each class."),
+        ({"probabilities": {"1": 0.3, "2": 0.4, "3": 0.3}}, "The reply has no answer to 'anger' as System One has it."),
+        (None, "The reply has no answer to 'anger' as System One has it."),
+    ],
+)
+def test_an_answer_that_is_no_distribution_fails_its_row_and_says_which(
+    fake: FakeServer, evaluate: Callable[..., Done], told: Any, reason: str | None
+) -> None:
+    def mostly(body: dict[str, Any]) -> dict[str, Any]:
+        reply = system_one(body)
+        if body["state"]["ticket"] == "number 10":
+            reply["answers"]["anger"] = told
+        return reply
+
+    fake.routes["/v1/systemone"] = mostly
+    done = evaluate(f"systemone={fake.url}", rows=decide_rows())
+    assert done.status == (reason is not None)
+    assert done.target["failures"] == ([{"row": "1", "reason": reason}] if reason else [])
+
+
+def test_a_choice_of_many_options_may_be_rounded(fake: FakeServer, evaluate: Callable[..., Done]) -> None:
+    names = [f"option {number}" for number in range(200)]
+    # Of each of the others 0.004, which is 0 in two decimals.
+    rounded = dict.fromkeys(names, 0.0) | {names[0]: 0.2}
+    fake.routes["/v1/systemone"] = lambda _: {"answers": {"which": {"type": "choice", "probabilities": rounded}}}
+    question = {"type": "choice", "criteria": dict.fromkeys(names)}
+    row = {"state": "s", "questions": {"which": question}, "answers": {"which": names[0]}}
+    assert evaluate(f"systemone={fake.url}", rows=[row]).status == 0
+
+
+@pytest.mark.parametrize(
     ("answers", "questions", "message"),
     [
         ({"refund": 1}, {}, "row 1: answers.refund must be true or false."),

@@ -10,6 +10,8 @@ from mis_bench.evaluate.questions import NO_YES, as_openai, classes_of
 from mis_bench.targets.asking import Json, in_order, reading
 from mis_bench.targets.target import CallFailed
 
+_SUM, _ROUNDED = 0.05, 0.005  # how far from 1 a sum may be: that, or two decimals each, as jevcompat allows
+
 Send = Callable[[str, Json], Awaitable[Json]]
 """Sends a body to a path and returns the reply; raises `CallFailed`."""
 
@@ -143,10 +145,10 @@ async def decide_by_openai(send: Send, state: Any, questions: Mapping[str, Any])
             if question["type"] == "noul":
                 found[name] = _yes(answer["probability"], mass)
             elif question["type"] == "score":
-                found[name] = Distribution([float(each["probability"]) for each in answer["probabilities"]], mass)
+                found[name] = _distribution(name, [each["probability"] for each in answer["probabilities"]], mass)
             else:
-                by_name = {each["value"]: float(each["probability"]) for each in answer["probabilities"]}
-                found[name] = Distribution([by_name[option] for option in question["criteria"]], mass)
+                by_name = {each["value"]: each["probability"] for each in answer["probabilities"]}
+                found[name] = _distribution(name, [by_name[option] for option in question["criteria"]], mass)
     return found
 
 
@@ -161,8 +163,8 @@ async def classify(send: Send, inputs: Sequence[str]) -> Sequence[Classified]:
 def _decided(reply: Json, questions: Mapping[str, Any]) -> Mapping[str, Scored]:
     errors = reply.get("x_errors") or {}
     found: dict[str, Scored] = {}
-    with reading("`answers` to all questions by their ids"):
-        for name, question in questions.items():
+    for name, question in questions.items():
+        with reading(f"answer to {name!r} as System One has it"):
             if name in errors:
                 found[name] = CallFailed("rejected", str(errors[name]["message"]))
                 continue
@@ -173,8 +175,17 @@ def _decided(reply: Json, questions: Mapping[str, Any]) -> Mapping[str, Scored]:
                 continue
             classes = classes_of(question)
             assert classes is not None, "the data was looked at"
-            found[name] = Distribution([float(answer["probabilities"][each]) for each in classes.names], mass)
+            found[name] = _distribution(name, [answer["probabilities"][each] for each in classes.names], mass)
     return found
+
+
+def _distribution(name: str, told: Sequence[Any], mass: float | None) -> Scored:
+    """Return probabilities of the answers to a question, which servers may round."""
+    probabilities = _floats(told)
+    total = math.fsum(probabilities)
+    if abs(total - 1) > max(_SUM, _ROUNDED * len(told)):
+        return CallFailed("missing_scores", f"The probabilities of {name!r} sum up to {total:.3g}, not to 1.")
+    return Distribution(probabilities, mass)
 
 
 def _yes(probability: float, mass: float | None) -> Distribution:
