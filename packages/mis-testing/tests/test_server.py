@@ -64,6 +64,15 @@ def test_a_server_is_ready_inside_the_block_and_gone_after_it() -> None:
     assert server.process.returncode == -signal.SIGTERM
 
 
+def test_a_server_of_another_project_is_ready_at_a_path_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "health").touch()
+    port = free_port()
+    command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1", "--directory", str(tmp_path)]
+    with running_command(command, f"http://127.0.0.1:{port}", ready_path="/health") as server:
+        assert '"GET /health HTTP/1.1" 200' in server.stderr
+        assert "/ready" not in server.stderr
+
+
 def test_a_server_that_ignores_sigterm_is_killed() -> None:
     port = free_port()
     command = [sys.executable, "-c", STAND_IN, str(port), "--deaf"]

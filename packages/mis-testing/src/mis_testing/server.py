@@ -23,7 +23,7 @@ _STDERR_TAIL = 4000  # characters of standard error repeated in an error
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server that answered `GET /ready` with 200.
+    """A server that has said that it is ready.
 
     Attributes:
         base_url: `http://127.0.0.1:PORT`, without a trailing slash.
@@ -78,15 +78,17 @@ def running_command(
     base_url: str,
     *,
     env: Mapping[str, str] | None = None,
+    ready_path: str = "/ready",
     ready_timeout_s: float = 180,
     stop_timeout_s: float = 20,
 ) -> Iterator[RunningServer]:
-    """Run any command that serves `/ready` at `base_url` until the block ends.
+    """Run any command that serves HTTP at `base_url` until the block ends.
 
     Args:
         command: Program and arguments.
         base_url: Where it listens.
         env: Environment variables to add to this process's own.
+        ready_path: Path that is answered with 200 once it is ready.
         ready_timeout_s: How long loading and compiling may take.
         stop_timeout_s: How long the server may take to stop after SIGTERM before it is killed.
 
@@ -103,7 +105,7 @@ def running_command(
             )
         server = RunningServer(base_url, process, stderr_path)
         try:
-            _wait_until_ready(server, ready_timeout_s)
+            _wait_until_ready(server, ready_path, ready_timeout_s)
             yield server
         finally:
             stop(process, stop_timeout_s)
@@ -133,7 +135,7 @@ def free_port() -> int:
             return port
 
 
-def _wait_until_ready(server: RunningServer, timeout_s: float) -> None:
+def _wait_until_ready(server: RunningServer, path: str, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         code = server.process.poll()
@@ -141,17 +143,17 @@ def _wait_until_ready(server: RunningServer, timeout_s: float) -> None:
             raise RuntimeError(
                 f"The server ended with code {code} before it was ready:\n{server.stderr[-_STDERR_TAIL:]}"
             )
-        if _is_ready(server.base_url):
+        if _is_ready(server.base_url + path):
             return
         time.sleep(_POLL_S)
     raise TimeoutError(f"The server was not ready after {timeout_s:g} s:\n{server.stderr[-_STDERR_TAIL:]}")
 
 
-def _is_ready(base_url: str) -> bool:
+def _is_ready(url: str) -> bool:
     # No proxy: the environment's proxy must not see loopback requests.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"{base_url}/ready", timeout=5):  # any status but success is an error
+        with opener.open(url, timeout=5):  # any status but success is an error
             return True
     except urllib.error.HTTPError as error:
         error.close()
