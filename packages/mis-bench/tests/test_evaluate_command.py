@@ -308,11 +308,9 @@ def test_the_model_of_system_one_is_the_first_of_either_list_or_the_alias(
     fake: FakeServer, evaluate: Callable[..., Done], listed: Any, model: str | None
 ) -> None:
     fake.routes |= {"/v1/models": listed, "/v1/systemone": system_one}
-    assert evaluate(f"systemone={fake.url}", rows=decide_rows()).status == 0
-    assert {body.get("model") for body in fake.asked("/v1/systemone")} == {model}
-    fake.bodies.clear()
-    assert evaluate(f"systemone={fake.url},model=named", rows=decide_rows()).status == 0
-    assert {body.get("model") for body in fake.asked("/v1/systemone")} == {"named"}
+    rows = decide_rows()[:1]
+    assert evaluate(f"told=systemone={fake.url}", f"named=systemone={fake.url},model=named", rows=rows).status == 0
+    assert [body.get("model") for body in fake.asked("/v1/systemone")] == [model, "named"]
 
 
 def test_questions_are_put_into_openais_words(fake: FakeServer, evaluate: Callable[..., Done]) -> None:
@@ -350,31 +348,33 @@ def test_a_question_that_fails_fails_its_row_alone(fake: FakeServer, evaluate: C
     assert done.target["slices"]["question=refund"]["rows"] == len(decide_rows()) - 1
 
 
-@pytest.mark.parametrize(
-    ("told", "reason"),
-    [
-        ({"probabilities": {"0": 0.33, "1": 0.33, "2": 0.33}}, None),
-        ({"probabilities": {"0": 0.3, "1": 0.4, "2": 0.1}}, "The probabilities of 'anger' sum up to 0.8, not to 1."),
-        ({"probabilities": {"0": 0.4, "1": 0.4, "2": 0.4}}, "The probabilities of 'anger' sum up to 1.2, not to 1."),
-        ({"probabilities": {"0": 1.5, "1": -0.5, "2": 0}}, "The reply has no probability for each class."),
-        ({"probabilities": {"0": math.nan, "1": 0.5, "2": 0.5}}, "The reply has no probability for each class."),
-        ({"probabilities": {"1": 0.3, "2": 0.4, "3": 0.3}}, "The reply has no answer to 'anger' as System One has it."),
-        (None, "The reply has no answer to 'anger' as System One has it."),
-    ],
-)
 def test_an_answer_that_is_no_distribution_fails_its_row_and_says_which(
-    fake: FakeServer, evaluate: Callable[..., Done], told: Any, reason: str | None
+    fake: FakeServer, evaluate: Callable[..., Done]
 ) -> None:
-    def mostly(body: dict[str, Any]) -> dict[str, Any]:
-        reply = system_one(body)
-        if body["state"]["ticket"] == "number 10":
-            reply["answers"]["anger"] = told
-        return reply
-
-    fake.routes["/v1/systemone"] = mostly
-    done = evaluate(f"systemone={fake.url}", rows=decide_rows())
-    assert done.status == (reason is not None)
-    assert done.target["failures"] == ([{"row": "1", "reason": reason}] if reason else [])
+    nothing, no_class = "no answer to 'anger' as System One has it", "no probability for each class"
+    told = [
+        ({"0": 0.33, "1": 0.33, "2": 0.33}, None),
+        ({"0": 0.3, "1": 0.4, "2": 0.1}, "probabilities of 'anger' sum up to 0.8, not to 1"),
+        ({"0": 0.4, "1": 0.4, "2": 0.4}, "probabilities of 'anger' sum up to 1.2, not to 1"),
+        ({"0": 1.5, "1": -0.5, "2": 0}, no_class),
+        ({"0": math.nan, "1": 0.5, "2": 0.5}, no_class),
+        ({"0": "much", "1": 0.5, "2": 0.5}, nothing),
+        ({"1": 0.3, "2": 0.4, "3": 0.3}, nothing),
+        (None, nothing),
+    ]
+    fake.routes["/v1/systemone"] = lambda body: {
+        "answers": {"anger": {"type": "score", "probabilities": told[int(body["state"])][0]}}
+    }
+    rows = [
+        {"state": str(number), "questions": {"anger": QUESTIONS["anger"]}, "answers": {"anger": 0}}
+        for number in range(len(told))
+    ]
+    done = evaluate(f"systemone={fake.url}", rows=rows)
+    assert done.status == 1
+    reasons = {each["row"]: each["reason"] for each in done.target["failures"]}
+    assert reasons.keys() == {str(number) for number, (_, reason) in enumerate(told) if reason}
+    for number, reason in reasons.items():
+        assert str(told[int(number)][1]) in reason
 
 
 def test_a_choice_of_many_options_may_be_rounded(fake: FakeServer, evaluate: Callable[..., Done]) -> None:
