@@ -135,6 +135,18 @@ def decision_clients(session: nox.Session, client: str) -> None:
     test(session, "packages/mis-server/tests/test_decision_clients.py", **own)
 
 
+@nox.session(requires=["wheels"], reuse_venv=False)
+def evaluate_others(session: nox.Session) -> None:
+    """Evaluate servers of System One that others published, the newest, with `mis-bench evaluate`: nightly."""
+    session.install("--upgrade", "jevcompat", "sparrow-decider")
+    add(session, "transformers[serving]")  # beside PyTorch, whose builds pip finds
+    own, beside = Path(session.bin).absolute(), Path(".nox", "wheels", "bin").absolute()
+    programs = {"JEVCOMPAT": own / "jevcompat", "SPARROW_DECIDER": own / "sparrow-decider"}
+    programs["TRANSFORMERS"] = beside / "transformers"
+    tests = "packages/mis-bench/tests/test_evaluate_others.py"
+    test(session, tests, **{name: str(program) for name, program in programs.items()})
+
+
 @nox.session
 def lm_eval(session: nox.Session) -> None:
     """Evaluate with lm-evaluation-harness on a server, and compare with its own backend."""

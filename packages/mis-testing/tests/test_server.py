@@ -64,12 +64,15 @@ def test_a_server_is_ready_inside_the_block_and_gone_after_it() -> None:
     assert server.process.returncode == -signal.SIGTERM
 
 
-def test_a_server_of_another_project_is_ready_at_a_path_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("path", "asked"), [("/health", '"GET /health HTTP/1.1" 200'), (None, '"GET / HTTP/1.1" 404')])
+def test_a_server_of_another_project_is_ready_when_it_says_so_or_anything(
+    path: str | None, asked: str, tmp_path: Path
+) -> None:
+    folder, port = (tmp_path if path else tmp_path / "missing"), free_port()
     (tmp_path / "health").touch()
-    port = free_port()
-    command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1", "--directory", str(tmp_path)]
-    with running_command(command, f"http://127.0.0.1:{port}", ready_path="/health") as server:
-        assert '"GET /health HTTP/1.1" 200' in server.stderr
+    command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1", "--directory", str(folder)]
+    with running_command(command, f"http://127.0.0.1:{port}", ready_path=path) as server:
+        assert asked in server.stderr
         assert "/ready" not in server.stderr
 
 

@@ -78,7 +78,7 @@ def running_command(
     base_url: str,
     *,
     env: Mapping[str, str] | None = None,
-    ready_path: str = "/ready",
+    ready_path: str | None = "/ready",
     ready_timeout_s: float = 180,
     stop_timeout_s: float = 20,
 ) -> Iterator[RunningServer]:
@@ -88,7 +88,7 @@ def running_command(
         command: Program and arguments.
         base_url: Where it listens.
         env: Environment variables to add to this process's own.
-        ready_path: Path that is answered with 200 once it is ready.
+        ready_path: Path that is answered with 200 once it is ready; None if any answer, even an error, will do.
         ready_timeout_s: How long loading and compiling may take.
         stop_timeout_s: How long the server may take to stop after SIGTERM before it is killed.
 
@@ -135,7 +135,7 @@ def free_port() -> int:
             return port
 
 
-def _wait_until_ready(server: RunningServer, path: str, timeout_s: float) -> None:
+def _wait_until_ready(server: RunningServer, path: str | None, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         code = server.process.poll()
@@ -143,20 +143,21 @@ def _wait_until_ready(server: RunningServer, path: str, timeout_s: float) -> Non
             raise RuntimeError(
                 f"The server ended with code {code} before it was ready:\n{server.stderr[-_STDERR_TAIL:]}"
             )
-        if _is_ready(server.base_url + path):
+        if _is_ready(server.base_url, path):
             return
         time.sleep(_POLL_S)
     raise TimeoutError(f"The server was not ready after {timeout_s:g} s:\n{server.stderr[-_STDERR_TAIL:]}")
 
 
-def _is_ready(url: str) -> bool:
+def _is_ready(base_url: str, path: str | None) -> bool:
     # No proxy: the environment's proxy must not see loopback requests.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(url, timeout=5):  # any status but success is an error
+        with opener.open(f"{base_url}{path or '/'}", timeout=5):  # any status but success is an error
             return True
     except urllib.error.HTTPError as error:
         error.close()
+        return path is None
     except OSError:
         pass
     return False
