@@ -390,10 +390,10 @@ def test_a_choice_of_many_options_may_be_rounded(fake: FakeServer, evaluate: Cal
 @pytest.mark.parametrize(
     ("answers", "questions", "message"),
     [
-        ({"refund": 1}, {}, "row 1: answers.refund must be true or false."),
-        ({"team": "sales"}, {}, "row 1: answers.team must be one of its options ['billing', 'delivery']."),
-        ({"anger": 3}, {}, "row 1: answers.anger must be a level from 0 to 2."),
-        ({"anger": True}, {}, "row 1: answers.anger must be a level from 0 to 2."),
+        ({"refund": 1}, {}, "row 1: answers.refund must be true or false, not 1."),
+        ({"team": "sales"}, {}, "row 1: answers.team must be one of billing, delivery, not 'sales'."),
+        ({"anger": 3}, {}, "row 1: answers.anger must be a level from 0 to 2, not 3."),
+        ({"anger": True}, {}, "row 1: answers.anger must be a level from 0 to 2, not True."),
         (
             {"box": 1},
             {"box": {"type": "box"}},

@@ -156,11 +156,11 @@ async def test_each_question_is_collected_in_the_order_it_is_read(collect: Any, 
     questions = {"n": NOUL, "c": CHOICE, "s": LEVELS}
     rows = [
         {"state": "A cat.", "questions": questions, "answers": {"n": True, "c": "cat", "s": 0}},
-        {"state": "A dog.", "questions": questions, "answers": {"n": False, "c": "dog"}},
+        {"state": "A dog.", "questions": questions, "answers": {"n": False, "c": "dog", "s": "drowned"}},
     ]
     found, _ = await collect(rows)
     assert {title: each.right for title, each in found.items()} == {
-        "decide, n": [0, 1], "decide, c": [0, 1], "decide, s": [0],
+        "decide, n": [0, 1], "decide, c": [0, 1], "decide, s": [0, 2],
     }  # fmt: skip
     assert found["decide, c"].names == ("cat", "dog")
     answers = engine.decide("A cat.", questions).answers

@@ -80,8 +80,8 @@ class RerankRow(LabelledRow):
 class DecideRow(LabelledRow):
     """Questions about a state, as System One has them, and by their ids the right answers.
 
-    An answer is True or False of a `noul` question, the name of an option of a `choice`, and of a `score` the place of
-    the level, counted from 0. Questions without an answer are asked, and nothing is compared.
+    An answer is True or False of a `noul` question, the name of an option of a `choice`, and of a `score` the text of
+    the level or its place, counted from 0. Questions without an answer are asked, and nothing is compared.
     """
 
     kind: ClassVar[Kind] = "decide"

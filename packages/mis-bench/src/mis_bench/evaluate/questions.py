@@ -73,10 +73,10 @@ def truth_of(row: DecideRow, name: str) -> int:
         return found
     wanted = {
         "noul": "true or false",
-        "choice": f"one of its options {list(classes.names)[:20]}",
+        "choice": f"one of {', '.join(classes.names)}",
         "score": f"a level from 0 to {len(classes.names) - 1}",
     }[question["type"]]
-    raise ConfigError(f"{row.where}: answers.{name} must be {wanted}.", "data")
+    raise ConfigError(f"{row.where}: answers.{name} must be {wanted}, not {answer!r}.", "data")
 
 
 def as_openai(name: str, question: Mapping[str, Any], text: Any) -> Json:

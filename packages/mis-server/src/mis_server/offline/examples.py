@@ -192,7 +192,7 @@ def _option(question: Question, answer: bool | str | int, where: str) -> int:
     names = _names(question)
     if question.kind == "predicate" and isinstance(answer, bool):
         return 0 if answer else 1
-    if question.kind == "choice" and isinstance(answer, str) and answer in names:
+    if question.kind != "predicate" and isinstance(answer, str) and answer in names:
         return names.index(answer)
     if (
         question.kind == "score"
