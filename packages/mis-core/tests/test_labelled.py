@@ -61,6 +61,43 @@ def test_the_kind_follows_from_the_fields(tmp_path: Path) -> None:
     assert found["classify"].rows == (ClassifyRow(**own, **CLASSIFY),)
 
 
+NOTHING: dict[str, Any] = {"where": "FILE, row 1", "id": "0", "slice": None, "weight": 1.0}
+ASKED: dict[str, Any] = {
+    "n": {"type": "noul"},
+    "c": {"type": "choice", "criteria": {"cat": None, "dog": "a pet"}},
+    "s": {"type": "score", "criteria": ["dry", {"it": "drips"}, "wet"]},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "place"),
+    [("n", False, 0), ("n", True, 1), ("c", "dog", 1), ("s", 1, 1), ("s", "wet", 2), ("s", 0, 0)],
+)
+def test_an_answer_is_one_of_the_options_of_its_question(name: str, answer: Any, place: int) -> None:
+    row = DecideRow(**NOTHING, state="s", questions=ASKED, answers={name: answer})
+    assert row.right_option(name) == place
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "wanted"),
+    [
+        ("n", 1, "true or false, not 1"),
+        ("n", "true", "true or false, not 'true'"),
+        ("c", "bird", "one of cat, dog, not 'bird'"),
+        ("c", 0, "one of cat, dog, not 0"),
+        ("s", 3, "a level from 0 to 2, not 3"),
+        ("s", -1, "a level from 0 to 2, not -1"),
+        ("s", True, "a level from 0 to 2, not True"),
+        ("s", "damp", "a level from 0 to 2, not 'damp'"),
+    ],
+)
+def test_an_answer_that_is_no_option_is_refused(name: str, answer: Any, wanted: str) -> None:
+    row = DecideRow(**NOTHING, state="s", questions=ASKED, answers={name: answer})
+    with pytest.raises(ConfigError) as caught:
+        row.right_option(name)
+    assert caught.value.message == f"FILE, row 1: answers.{name} must be {wanted}."
+
+
 def test_rows_may_have_a_name_a_slice_and_a_weight(tmp_path: Path) -> None:
     named = CLASSIFY | {"id": 7, "slice": "films", "weight": 2}
     (row, other) = read(tmp_path, named, "", CLASSIFY | {"id": None}).rows
@@ -152,8 +189,6 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 # What rows have in common.
-
-NOTHING = {"where": "", "id": "", "slice": None, "weight": 1.0}
 
 
 def score_row(query: str, item: str) -> ScoreRow:

@@ -90,6 +90,30 @@ class DecideRow(LabelledRow):
     questions: Mapping[str, Any]
     answers: Mapping[str, bool | str | int]
 
+    def right_option(self, name: str) -> int:
+        """Return which of its options the right answer to a question is.
+
+        Args:
+            name: Id of the question, which has a form of System One.
+
+        Returns:
+            Its place among options or levels as they were given; of a `noul` 1 for true and 0 for false.
+
+        Raises:
+            ConfigError: it is none of them.
+        """
+        question, answer = self.questions[name], self.answers[name]
+        found = option_of(question, answer)
+        if found is not None:
+            return found
+        options = list(question.get("criteria") or ())
+        wanted = {
+            "noul": "true or false",
+            "choice": f"one of {', '.join(map(str, options))}",
+            "score": f"a level from 0 to {len(options) - 1}",
+        }[question["type"]]
+        raise _error(f"{self.where}: answers.{name} must be {wanted}, not {answer!r}.")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifyRow(LabelledRow):
@@ -138,6 +162,23 @@ def read_labelled(path: Path, labels: Sequence[str] = ()) -> Labelled:
     if not rows:
         raise _error(f"{path}: has no rows.")
     return Labelled(rows[0].kind, tuple(rows))
+
+
+def option_of(question: Mapping[str, Any], answer: Any) -> int | None:
+    """Return which option of a question an answer is: its place; of a `noul` 1 for true and 0 for false; or None.
+
+    Args:
+        question: As System One has it; a choice and a score have criteria.
+        answer: True or false, the name of an option, or a level by its place or its text.
+    """
+    kind = question["type"]
+    if kind == "noul":
+        return int(answer) if isinstance(answer, bool) else None
+    options = list(question["criteria"])
+    if isinstance(answer, str):
+        return options.index(answer) if answer in options else None
+    is_place = kind == "score" and isinstance(answer, int) and not isinstance(answer, bool)
+    return answer if is_place and 0 <= answer < len(options) else None
 
 
 def groups_of(rows: Sequence[Row]) -> Int64[np.ndarray, " rows"]:

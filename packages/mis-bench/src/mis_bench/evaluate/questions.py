@@ -37,46 +37,16 @@ def classes_of(question: Any) -> Classes | None:
     return None
 
 
-def class_of(question: Mapping[str, Any], answer: Any) -> int | None:
-    """Return the index of the class that an answer is; None if it is none.
-
-    Args:
-        question: As System One has it; it has classes.
-        answer: True or false, the name of an option, or a level by its index or its text.
-    """
-    classes = classes_of(question)
-    assert classes is not None, "as it is checked"
-    match question["type"]:
-        case "noul":
-            return int(answer) if isinstance(answer, bool) else None
-        case "choice":
-            return classes.names.index(answer) if isinstance(answer, str) and answer in classes.names else None
-    if isinstance(answer, str):
-        return question["criteria"].index(answer) if answer in question["criteria"] else None
-    is_level = isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(classes.names)
-    return answer if is_level else None
-
-
 def truth_of(row: DecideRow, name: str) -> int:
     """Return the index of the right class of a question.
 
     Raises:
         ConfigError: the question is none of System One's, or the answer is none of its classes.
     """
-    question, answer = row.questions[name], row.answers[name]
-    classes = classes_of(question)
-    if classes is None:
+    if classes_of(row.questions[name]) is None:
         what = "a noul, a choice with two options or more in criteria, or a score with two levels or more"
         raise ConfigError(f"{row.where}: questions.{name} must be {what}.", "data")
-    found = class_of(question, answer)
-    if found is not None:
-        return found
-    wanted = {
-        "noul": "true or false",
-        "choice": f"one of {', '.join(classes.names)}",
-        "score": f"a level from 0 to {len(classes.names) - 1}",
-    }[question["type"]]
-    raise ConfigError(f"{row.where}: answers.{name} must be {wanted}, not {answer!r}.", "data")
+    return row.right_option(name)
 
 
 def as_openai(name: str, question: Mapping[str, Any], text: Any) -> Json:

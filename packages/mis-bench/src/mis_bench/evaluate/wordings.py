@@ -17,10 +17,10 @@ from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mis_bench.evaluate.dialects import Dialect, Distribution, Scored, Send
-from mis_bench.evaluate.questions import NO_YES, Classes, class_of, classes_of
+from mis_bench.evaluate.questions import NO_YES, Classes, classes_of
 from mis_bench.targets.target import CallFailed
 from mis_core.errors import ConfigError, shown
-from mis_core.labelled import DecideRow, Labelled, ScoreRow
+from mis_core.labelled import DecideRow, Labelled, ScoreRow, option_of
 
 MOST = 64
 """Wordings of a file, at most."""
@@ -215,7 +215,7 @@ def _instead(put: Mapping[str, Any], question: Any, classes: Classes, where: str
 
 
 def _class(question: Any, answer: Any, where: str) -> int:
-    index = class_of(question, answer)
+    index = option_of(question, answer)
     if index is None:
         raise _error(f"{where}.means: {shown(repr(answer), _SHOWN)} is no answer to the data's question.")
     return index
@@ -236,7 +236,7 @@ def _one_by_one(put: Mapping[str, Any], question: Any, classes: Classes, where: 
     """Return a question of yes or no for each answer; their probabilities are made to sum to 1."""
     parts: dict[int, AskedPart] = {}
     for answer, each in put.items():
-        index = class_of(question, _as_answer(question, answer))
+        index = option_of(question, _as_answer(question, answer))
         if index is None:
             raise _error(f"{where}.{answer}: is no answer of the data's question, and no field of a question.")
         if _checked(each, f"{where}.{answer}").names != NO_YES:

@@ -1,6 +1,6 @@
 """Labelled rows as requests, and what the model says of each: what a calibration is fitted to."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,8 +133,9 @@ class Collector:
             assert isinstance(each, AskedQuestion), "as it has been asked"
             if name not in row.answers:
                 continue
-            right = _option(each.question, row.answers[name], f"{row.where}: answers.{name}")
-            names = _names(each.question)
+            right, names = row.right_option(name), _names(each.question)
+            if each.question.kind == "predicate":
+                right = names.index("true" if right else "false")
             read = tuple(names[option] for option in each.orders[0])
             _add(self._of(each.identity, read, f"decide, {name}"), number, logprobs, each.orders[0].index(right))
 
@@ -185,25 +186,3 @@ def _names(question: Question) -> list[str]:
     if question.kind == "predicate":
         return ["true", "false"]
     return [option.shown for option in question.options]
-
-
-def _option(question: Question, answer: bool | str | int, where: str) -> int:
-    """Return which option an answer is, in the order they were given."""
-    names = _names(question)
-    if question.kind == "predicate" and isinstance(answer, bool):
-        return 0 if answer else 1
-    if question.kind != "predicate" and isinstance(answer, str) and answer in names:
-        return names.index(answer)
-    if (
-        question.kind == "score"
-        and isinstance(answer, int)
-        and not isinstance(answer, bool)
-        and 0 <= answer < len(names)
-    ):
-        return answer
-    wanted: Mapping[str, str] = {
-        "predicate": "true or false",
-        "choice": f"one of {', '.join(names)}",
-        "score": f"a level from 0 to {len(names) - 1}",
-    }
-    raise ConfigError(f"{where} must be {wanted[question.kind]}, not {answer!r}.", "data")
