@@ -54,14 +54,20 @@ def test_scores_are_the_engines_own_and_those_of_the_server(
     assert found["paired"][0]["flips"] == []
 
 
-def test_decisions_and_rankings_of_the_engine(evaluate: Callable[..., Any], engine: Engine, checkpoint: Path) -> None:
+def test_decisions_and_rankings_of_the_engine(
+    evaluate: Callable[..., Any], engine: Engine, server: RunningServer, checkpoint: Path
+) -> None:
     questions = {
         "red": {"type": "noul", "instructions": "Is it red?"},
         "what": {"type": "choice", "criteria": {"fox": None, "dog": None}},
     }
     states = [f"a red fox {index}" for index in range(12)]
     rows = [{"state": state, "questions": questions, "answers": {"red": True, "what": "dog"}} for state in states]
-    found = evaluate(f"engine,{OPTIONS}", "--model", str(checkpoint), rows=rows)["targets"][0]
+    dialects = (f"{kind}={server.base_url}" for kind in ("systemone", "openai"))
+    whole = evaluate(f"engine,{OPTIONS}", *dialects, "--model", str(checkpoint), rows=rows)
+    assert [each["failed"] for each in whole["targets"]] == [0, 0, 0]
+    assert whole["paired"][0]["figures"]["log_loss"]["value"] == pytest.approx(0, abs=1e-5)
+    found = whole["targets"][0]
     told = [engine.decide(state, questions).answers for state in states]
     red = found["slices"]["question=red"]["figures"]
     assert red["log_loss"]["value"] == pytest.approx(-np.mean([np.log(each["red"].noul) for each in told]), rel=1e-5)
