@@ -1,15 +1,15 @@
 """The engine's thread: takes requests from any thread, keeps the device busy, and hands out answers.
 
 While one step runs, the next one is planned and queued behind it, so the device never waits for the
-host; and never more than one, so that a new request gets into the step after the next. Behind a long step
-that is done late (`pace`), and a request that comes before is in the next one.
+host; and never more than one, so that a new request gets into the step after the next. What comes after a
+long step (`pace`) is planned when that is over, unless nothing is gained by more requests: whoever was answered
+may have asked again by then.
 """
 
 import dataclasses
 import itertools
 import logging
 import threading
-import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -30,7 +30,6 @@ from mis_core.scheduler.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 _UNDER_WAY = 2
-_LOOK_S = 0.002
 
 Listener = Callable[[Sequence[tuple[int, NewToken | Exception]]], None]
 """Gets, once in each step, what comes of the sequences that it listens to: the key of each with its next token, or why
@@ -145,19 +144,21 @@ class EngineLoop:
         under_way: deque[Running] = deque()
         pace = Pace()
         while not self._is_closing or under_way:
-            is_over = len(under_way) == 1 and self._is_over_before(under_way[0], pace.time_to_plan())
-            began = time.perf_counter() if under_way else None
-            plan = None if is_over else self._next(wait=not under_way)
+            waits = pace.runs_long and not self._scheduler.makes_a_step
+            plan = None if waits else self._next(wait=not under_way)
             try:
                 if plan is not None:
                     with self._annotated(plan):
                         under_way.append(runner.run(plan))
                     size = runner.size_of(plan)
                     kind = size, plan.is_decoding, plan.dense_mask, plan.is_mixed
-                    pace.begin(kind, 0.0 if began is None else time.perf_counter() - began)
+                    pace.begin(kind)
                     self._counts["step_tokens"] += size
                 if under_way and (plan is None or len(under_way) == _UNDER_WAY):
-                    self._finish(under_way.popleft(), pace)
+                    awaited = self._finish(under_way.popleft())
+                    patience_s = pace.end()
+                    if waits:
+                        self._await(awaited, patience_s)
             except Exception as error:  # the device's memory may be lost: whoever used it starts again
                 logger.exception("A step failed.")
                 under_way.clear()
@@ -166,22 +167,12 @@ class EngineLoop:
                 runner.reset()
         self._fail(lambda: [*self._listeners], "The engine is closed.")
 
-    def _is_over_before(self, running: Running, until: float | None) -> bool:
-        """Wait for more requests until a time, unless those that have begun fill a step; return whether this one ended.
-
-        It is looked at every few milliseconds, since it may take less than expected.
-        """
-        if until is None:
-            return False
+    def _await(self, requests: int, patience_s: float) -> None:
+        """Wait until there were so many requests since the start, or more are of no use, but not for long."""
         with self._changed:
-            while not self._is_closing and not self._scheduler.fills_a_step:
-                left = until - time.perf_counter()
-                if left <= 0:
-                    return False
-                if running.is_ready():
-                    return True
-                self._changed.wait(min(left, _LOOK_S))
-        return False
+            self._changed.wait_for(
+                lambda: self._is_closing or self._num_requests >= requests or self._scheduler.makes_a_step, patience_s
+            )
 
     def _next(self, *, wait: bool) -> StepPlan | None:
         """Plan a step. None: nothing to plan now, or, if `wait`, the engine closes."""
@@ -207,18 +198,25 @@ class EngineLoop:
             requests=" ".join(map(str, dict.fromkeys(reading.owner.id for reading in plan.readings))),
         )
 
-    def _finish(self, running: Running, pace: Pace) -> None:
+    def _finish(self, running: Running) -> int:
+        """Answer; return how many requests there will have been if all who are answered ask again."""
         values = running.wait()
-        pace.end()
         self.progress += 1
         with self._changed, jax.profiler.TraceAnnotation("mis.answer"):
+            requests = self._num_requests
             answers: dict[_Waiting, list[tuple[int, EngineOutput | NewToken]]] = defaultdict(list)
             for number, output in self._scheduler.complete(running.plan, values):
                 listener, key = self._listeners.pop(number) if output.is_last else self._listeners[number]
                 answers[listener].append((key, output))
+                requests += output.is_last
                 self._counts["written_tokens"] += isinstance(output, NewToken)
         for listener, outputs in answers.items():
             listener(outputs)
+        return requests
+
+    @property
+    def _num_requests(self) -> int:
+        return self._counts["requests"] + self._counts["generations"]
 
     def _fail(self, numbers: Callable[[], list[int]], message: str) -> None:
         """Fail the requests that a function names, which is called under the lock."""

@@ -94,10 +94,6 @@ class Running:
     reads: ReadPlan
     returned: Returned
 
-    def is_ready(self) -> bool:
-        """Whether the device is done."""
-        return all(array.is_ready() for array in jax.tree.leaves(self.returned))
-
     def wait(self) -> list[Values]:
         """Wait for the device; return the values of each reading."""
         with jax.profiler.TraceAnnotation("mis.wait"):

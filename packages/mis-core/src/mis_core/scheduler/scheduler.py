@@ -68,8 +68,10 @@ class Scheduler:
         return bool(self._waiting or self._turns or self._has_sequences)
 
     @property
-    def fills_a_step(self) -> bool:
-        """Whether the requests that have begun still need as many tokens as a step has."""
+    def makes_a_step(self) -> bool:
+        """Whether the next step gains nothing by more requests: it is full, or generates tokens."""
+        if self._has_sequences:
+            return True
         return sum(run.remaining_tokens for run in self._turns) >= self._shape.tokens * self._shape.shards
 
     @property
