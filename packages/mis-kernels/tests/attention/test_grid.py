@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from allpairspy import AllPairs
 
-from kernel_cases import ON_CPU, Case, Segment, backend_of, in_float32
+from kernel_cases import ON_CPU, UNOPTIMISED, Case, Segment, backend_of, in_float32
 from mis_kernels import segment_attention
 from mis_testing.grids import part
 from mis_testing.tolerances import ATTENTION
 
-attend = jax.jit(segment_attention, static_argnames=("scale", "backend"))
+# Unoptimised, as each point is compiled and runs once; `test_backends.py` has optimised steps.
+attend = jax.jit(segment_attention, static_argnames=("scale", "backend"), compiler_options=UNOPTIMISED)
 
 
 class Point(NamedTuple):
