@@ -6,7 +6,7 @@ import math
 import ir_measures
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mis_bench.evaluate.answers import RowRanking
@@ -29,7 +29,6 @@ def plain(scores: list[float], relevance: list[float], cutoff: int) -> tuple[flo
     return tuple(np.mean(found, axis=0))
 
 
-@settings(max_examples=60)
 @given(st.data(), st.integers(1, 6), st.sampled_from([1, 2, 10]))
 def test_they_are_the_mean_over_all_orders_of_equal_scores(data: st.DataObject, size: int, cutoff: int) -> None:
     scores = data.draw(st.lists(st.integers(0, 3), min_size=size, max_size=size))

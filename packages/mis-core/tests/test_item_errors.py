@@ -71,7 +71,6 @@ tokens = st.lists(st.integers(0, 99), max_size=4)
 wrong = st.sampled_from(["text", 7, None, [-1], [1, 100], [2**70], [True], [1.5], [[1]], [3] * 14, {}, [0, 50, 1000]])
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(tokens | wrong, min_size=1, max_size=8), st.booleans(), st.booleans(), st.sampled_from([None, 50]))
 def test_ids_are_scored_as_if_what_is_wrong_had_not_been_sent(items, item_first, own_labels, delimiter):
     labels = [[number % 5 + 1] * (number % 3 + 1) for number in range(len(items))] if own_labels else [7, 8]

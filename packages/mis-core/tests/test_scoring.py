@@ -198,7 +198,6 @@ class TestStability:
         plain = finished([[1.0, 2.0, 3.0]], apply_softmax=True).scores
         np.testing.assert_array_equal(finished([[513.0, 514.0, 515.0]], apply_softmax=True).scores, plain)
 
-    @settings(max_examples=60, deadline=None)
     @given(
         logits=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=6),
         above=st.floats(0, 50, width=32),

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
@@ -145,7 +145,6 @@ def test_a_plain_layer_is_a_slice_and_a_packed_one_an_index() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: f"{backend.name} {backend.alignment}")
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_every_step_within_the_limits_fits(backend: Backend, data: st.DataObject) -> None:
     """Segments of different contexts keep apart as the backend asks, as the scheduler has them do."""

@@ -44,7 +44,6 @@ def bound(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return (of_channels + of_rows + len(weight) * row * channel) * 1.001
 
 
-@settings(max_examples=60, deadline=None)
 @given(weight=MATRICES)
 @example(weight=np.array([[1.1754944e-38]], np.float32))
 def test_weights_move_by_half_a_step_of_their_channel(weight: np.ndarray) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_cases import PAGE, Case, Segment
@@ -74,7 +74,6 @@ def test_what_does_not_fit_is_named(changes: dict, message: str) -> None:
 segments_strategy = st.lists(st.tuples(st.integers(1, 700), st.integers(0, 2), st.booleans()), min_size=1, max_size=30)
 
 
-@settings(max_examples=60, deadline=None)
 @given(segments_strategy)
 def test_tiles_cover_exactly_what_rows_see(drawn) -> None:
     """Every cached token a row sees is in a tile of its block, and every new one among its block's own keys."""
@@ -114,7 +113,6 @@ def test_tiles_cover_exactly_what_rows_see(drawn) -> None:
         assert len(found) == len(wanted)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(1, 16), st.integers(1, 40), st.sampled_from([100, 1500, 9000]), st.integers(0, 1 << 30))
 def test_lists_hold_every_step_within_its_budget(blocks: int, contexts: int, longest: int, seed: int) -> None:
     random, tokens = np.random.default_rng(seed), blocks * ROW_BLOCK
@@ -127,7 +125,6 @@ def test_lists_hold_every_step_within_its_budget(blocks: int, contexts: int, lon
     assert tiles.starts[-1] <= tile_capacity(tokens, limits)[0]
 
 
-@settings(max_examples=60, deadline=None)
 @given(segments_strategy)
 def test_own_keys_are_aligned_to_powers_of_two(drawn) -> None:
     case = Case([Segment(n) for n, _, _ in drawn])

@@ -221,7 +221,6 @@ def test_a_truncated_file_is_refused_by_one_line(
 
 
 @given(data=st.data())
-@settings(max_examples=50)
 def test_a_damaged_header_is_refused_by_one_line_or_read(
     whole: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

@@ -76,7 +76,6 @@ def test_prompts_are_tokenised_as_transformers_tokenises_them(
     assert [joined.sequence(row).tolist() for row in range(len(others))] == expected
 
 
-@settings(max_examples=50, deadline=None)
 @given(state=texts, question=texts)
 def test_no_text_of_a_decision_is_a_control_token(small_tokenizer: Any, state: str, question: str) -> None:
     tokenizer = Tokenizer(backend_of(small_tokenizer, "qwen"), ChatTemplate(CHATML))

@@ -4,7 +4,7 @@ import unicodedata
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -57,7 +57,6 @@ def ids_of(backend: Backend, text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
 @given(query=queries, items=st.lists(texts, min_size=1, max_size=4))
 def test_ids_are_those_of_the_joined_string(small_tokenizer, kind, query, items):
     backend = small_tokenizer(kind)
@@ -78,7 +77,6 @@ def test_ids_are_those_of_the_joined_string(small_tokenizer, kind, query, items)
 
 
 @pytest.mark.parametrize("kind", SHARING)
-@settings(max_examples=60, deadline=None)
 @given(query=queries, item=texts)
 def test_nothing_after_a_cut_changes_the_ids_before_it(small_tokenizer, kind, query, item):
     backend = small_tokenizer(kind)

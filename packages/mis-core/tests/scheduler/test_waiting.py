@@ -231,7 +231,6 @@ def test_steps_are_those_of_a_list_that_is_walked(**drawn: Any) -> None:
 
 
 @pytest.mark.full
-@settings(max_examples=80, deadline=None)
 @traffic
 def test_steps_are_those_of_a_list_that_is_walked_more_examples(**drawn: Any) -> None:
     assert_plans_of_a_list(**drawn)

@@ -101,7 +101,7 @@ prompt_lists = st.lists(
 
 
 @given(prompts=prompt_lists, echo=st.booleans(), logprobs=st.sampled_from([None, 0, 2]), draws=st.sampled_from([1, 3]))
-@settings(max_examples=50, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(suppress_health_check=list(HealthCheck), deadline=None)
 def test_every_token_is_read_after_those_before_it(prompts, echo: bool, logprobs: int | None, draws: int) -> None:
     parsed = parse(prompt=prompts, echo=echo, logprobs=logprobs, n=draws, seed=4)
     result = answer(parsed)

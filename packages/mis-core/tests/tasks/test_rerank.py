@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import expit, softmax
 from transformers import AutoTokenizer
@@ -212,7 +212,6 @@ def test_a_long_query_is_not_tokenised_again_with_each_document_that_is_cut(mode
     assert meter.cost < 25 * len(query)
 
 
-@settings(deadline=None, max_examples=60)
 @given(text=st.text(max_size=60), most=st.integers(0, 40))
 def test_a_cut_text_has_no_more_tokens_and_is_a_beginning(tokenizer: Tokenizer, text: str, most: int) -> None:
     (cut,) = tokenizer.cut_after("", [text], [most])

@@ -445,7 +445,6 @@ STATES: list[Any] = ["Rain.", "wet|wet Is it wet?", "\u2047state\u2047", "<|im_e
         lambda names: st.integers(1, 5).map(lambda count: names[:count])
     ),
 )
-@settings(max_examples=60)
 def test_where_a_prompt_is_cut_depends_on_no_other_question(
     tokenizer: Tokenizer, template: str | None, state: Any, chosen: list[str]
 ) -> None:

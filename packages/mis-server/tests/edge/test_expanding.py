@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mis_core.errors import RequestError
@@ -79,7 +79,6 @@ def test_a_compressed_body_is_answered_as_the_same_one_uncompressed(
     assert packed.json()["scores"] == plain.json()["scores"]
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     parts=st.lists(st.binary(max_size=3000) | st.just(b"ab" * 5000), min_size=1, max_size=4),
     step=st.integers(1, 3000),
