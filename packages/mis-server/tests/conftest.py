@@ -132,6 +132,8 @@ def drawn(request: ScoreRequest, next_ids: list[int]) -> EngineOutput:
 def listening(settings: ServerConfig, app: Any) -> Iterator[str]:
     """Run an application as production does, in a thread; gives its base URL."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        # Of what a client does not read little waits in the kernel, which would take megabytes.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
         server = uvicorn.Server(uvicorn_config(settings, app))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

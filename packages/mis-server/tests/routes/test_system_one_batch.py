@@ -255,8 +255,8 @@ def test_fewer_states_are_under_way_where_their_questions_are_large(
 def test_a_client_that_does_not_read_holds_up_the_work_and_gets_every_line_when_it_does(
     http: httpx.Client, pretended: Any
 ) -> None:
-    wrong = {f"{number:->60}": {"type": "noul"} for number in range(400)}  # so that lines are long, and made fast
-    asked = {"states": ["A cat."] * 100, "questions": {"n": NOUL} | wrong, "x_on_error": "item"}
+    wrong = {f"{number:->60}": {"type": "noul"} for number in range(200)}  # so that lines are long, and made fast
+    asked = {"states": ["A cat."] * 50, "questions": {"n": NOUL} | wrong, "x_on_error": "item"}
     body = json.dumps(asked).encode()
     with socket.socket() as reader:
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -267,7 +267,7 @@ def test_a_client_that_does_not_read_holds_up_the_work_and_gets_every_line_when_
         while len(pretended.requests) > begun or not begun:  # until no further state is
             begun = len(pretended.requests)
             time.sleep(0.5)
-        assert begun < 90  # most of what is sent waits in the kernel
+        assert begun < 40
         assert "mis_num_tokens_under_way 0.0" in http.get("/metrics").text
         assert send(http, states=["A cat."])[0]["answers"]
         received = bytearray()
@@ -275,8 +275,8 @@ def test_a_client_that_does_not_read_holds_up_the_work_and_gets_every_line_when_
             received += part
     assert received.startswith(b"HTTP/1.1 200 OK")
     assert received.endswith(b"\r\n0\r\n\r\n")
-    assert received.count(b'{"model":') == 100
-    assert len(pretended.requests) == 101
+    assert received.count(b'{"model":') == 50
+    assert len(pretended.requests) == 51
 
 
 def test_a_deadline_holds_for_all_states_and_each_that_is_left_has_its_error(

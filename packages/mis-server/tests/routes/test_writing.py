@@ -239,7 +239,7 @@ def test_who_reads_slowly_holds_up_nobody_and_frees_its_work_when_it_leaves(
     http: httpx.Client, pretended: Any, words: list[int], path: str
 ) -> None:
     pretended.info = type(pretended.info)(vocab_size=1024, context_length=200_000)
-    body = json.dumps(BODIES[path] | {"stream": True, "max_tokens": 1500, "n": 64}).encode()
+    body = json.dumps(BODIES[path] | {"stream": True, "max_tokens": 300, "n": 64}).encode()
     address = http.base_url.host, http.base_url.port
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     readers = []
