@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mis_core import Engine
+from mis_core.runner import runner
 from mis_kernels import backends
 from mis_kernels.backends.xla.backend import XlaCpuBackend
 from mis_testing.bits import assert_bits_equal
@@ -40,11 +41,12 @@ def test_nothing_is_compiled_after_the_start_and_kinds_share_the_cache(
     with Engine.from_pretrained(checkpoint, progress=False, **SMALL_ENGINE) as engine:
         expected = [engine.score(query, ITEMS, LABELS).scores for query in (short, long)]
     monkeypatch.setattr(backends, "REGISTRY", [Aligned])
+    monkeypatch.setattr(runner, "token_buckets", lambda budget: [budget])  # steps of one size: each is compiled twice
     options = {**SMALL_ENGINE, "skip_warmup": False, "context_length": 512}
     with Engine.from_pretrained(checkpoint, progress=False, **options) as engine:
-        runner, kinds = engine._loop._runner, []
-        run = runner.run
-        monkeypatch.setattr(runner, "run", lambda plan: kinds.append(plan.is_mixed) or run(plan))
+        running, kinds = engine._loop._runner, []
+        run = running.run
+        monkeypatch.setattr(running, "run", lambda plan: kinds.append(plan.is_mixed) or run(plan))
         with count_compilations() as compiled:
             found = [engine.score(query, ITEMS, LABELS) for query in (short, long)]
         assert compiled.names == []
