@@ -106,33 +106,48 @@ def asker(checkpoint: Path) -> Iterator[Asker]:
         assert "Traceback" not in server.stderr
 
 
+@pytest.fixture(scope="module")
+def mortal(checkpoint: Path) -> Iterator[Asker]:
+    """A server for the tests that kill its processes, the last of them the server's own."""
+    with running_server(checkpoint, *FLAGS) as server:
+        yield Asker(server)
+
+
 def check_unavailable(reply: httpx.Response) -> None:
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_unavailable")
     assert 0 < int(reply.headers["retry-after"]) <= 60
 
 
 def test_an_engine_that_is_killed_is_replaced_and_a_request_that_kills_twice_refused(
-    checkpoint: Path, background: ThreadPoolExecutor
+    mortal: Asker, background: ThreadPoolExecutor
 ) -> None:
-    with running_server(checkpoint, *FLAGS) as server:
-        asker = Asker(server)
-        before = asker.scores()
-        for _ in range(2):
-            fatal = computing(asker, background, long_body(4000))
-            os.kill(asker.engine_pid(), signal.SIGKILL)
-            check_unavailable(fatal.result(240))
-            assert asker.get("/health").status_code == 200
-            assert asker.get("/metrics").status_code == 200
-            until(asker.is_ready)
-            assert asker.scores() == before
-        engine = asker.engine_pid()
-        reply = asker.post(long_body(4000))
-        assert (reply.status_code, reply.json()["error"]["code"]) == (500, "internal_error")
-        assert reply.headers["x-should-retry"] == "false"
-        assert asker.post(long_body(300, seed=1)).status_code == 200  # another one is welcome
-        assert asker.scores() == before
-        assert asker.engine_pid() == engine
-        assert asker.is_idle()
+    before = mortal.scores()
+    for _ in range(2):
+        fatal = computing(mortal, background, long_body(4000))
+        os.kill(mortal.engine_pid(), signal.SIGKILL)
+        check_unavailable(fatal.result(240))
+        assert mortal.get("/health").status_code == 200
+        assert mortal.get("/metrics").status_code == 200
+        until(mortal.is_ready)
+        assert mortal.scores() == before
+    engine = mortal.engine_pid()
+    reply = mortal.post(long_body(4000))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (500, "internal_error")
+    assert reply.headers["x-should-retry"] == "false"
+    assert mortal.post(long_body(300, seed=1)).status_code == 200  # another one is welcome
+    assert mortal.scores() == before
+    assert mortal.engine_pid() == engine
+    assert mortal.is_idle()
+
+
+def test_an_engine_does_not_outlive_its_front(mortal: Asker, background: ThreadPoolExecutor) -> None:
+    """The last test of this server, as it kills it."""
+    lost = computing(mortal, background, long_body(4000, seed=2))  # one that has killed no engine
+    engine = mortal.engine_pid()
+    mortal.server.process.kill()
+    with pytest.raises(httpx.TransportError):
+        lost.result(240)
+    until(lambda: not is_alive(engine))
 
 
 @pytest.mark.full
@@ -148,17 +163,6 @@ def test_a_frozen_engine_is_replaced(checkpoint: Path, background: ThreadPoolExe
         until(asker.is_ready)
         assert not is_alive(frozen)
         assert asker.scores() == before
-
-
-def test_an_engine_does_not_outlive_its_front(checkpoint: Path, background: ThreadPoolExecutor) -> None:
-    with running_server(checkpoint, *FLAGS) as server:
-        asker = Asker(server)
-        lost = computing(asker, background, long_body(4000))
-        engine = asker.engine_pid()
-        server.process.kill()
-        with pytest.raises(httpx.TransportError):
-            lost.result(240)
-        until(lambda: not is_alive(engine))
 
 
 def send(asker: Asker, body: Any) -> socket.socket:

@@ -20,7 +20,8 @@ SCORE = {"query": [1, 2, 3], "items": [[4], [5, 6]], "label_token_ids": [7, 8]}
 @pytest.fixture(scope="module")
 def served(checkpoint: Path) -> Any:
     """A server with a small cache, so that sequences give up pages to others."""
-    with running_server(checkpoint, "--max-total-tokens", "8192", "--context-length", "2048") as server:
+    flags = ("--max-total-tokens", "8192", "--context-length", "2048", "--chunked-prefill-size", "256")
+    with running_server(checkpoint, *flags) as server:
         yield server
 
 
