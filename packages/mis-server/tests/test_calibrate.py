@@ -21,6 +21,7 @@ from mis_core.tasks.path.service import Answered, ThreadedService
 from mis_server.cli import main
 from mis_server.offline.examples import Collected, Collector, RowOptions, requests
 from mis_server.service import json_reply
+from mis_testing.options import SMALL_ENGINE
 from mis_testing.server import running_server
 
 ENGINE = ("--dtype", "float32", "--skip-warmup", "--chunked-prefill-size", "256", "--max-total-tokens", "8192")
@@ -71,9 +72,7 @@ def test_served_offline_and_python_have_the_same_bits(
 ) -> None:
     items = ["Animal 1.", "A cat.", "A dog.", "Rain."]
     body = {"query": QUERY, "items": items, "labels": LABELS, "apply_softmax": True}
-    with Engine.from_pretrained(
-        checkpoint, dtype="float32", skip_warmup=True, chunked_prefill_size=256, calibration=str(calibrated)
-    ) as ours:
+    with Engine.from_pretrained(checkpoint, **SMALL_ENGINE, calibration=str(calibrated)) as ours:
         found = ours.score(**body)
         raw = ours.score(**body, calibration="none")
     digest = Calibrations.read(calibrated).entries[0].digest
