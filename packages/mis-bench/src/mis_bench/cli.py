@@ -10,6 +10,7 @@ from mis_bench.capacity.command import plan
 from mis_bench.checkpoints import CheckpointError, resolve_checkpoint
 from mis_bench.estimate.command import estimate
 from mis_bench.evaluate.command import evaluate
+from mis_bench.evidence.command import validate_artifacts
 from mis_bench.perf.command import perf
 from mis_bench.presets.compare import compare, matrix
 from mis_bench.presets.decisions import decisions
@@ -17,7 +18,6 @@ from mis_bench.presets.loads import stress, sweep
 from mis_bench.presets.run import run
 from mis_bench.profile.command import profile
 from mis_bench.report.command import report
-from mis_bench.results.checks import validate_artifacts
 from mis_bench.targets.target import TargetUnavailable
 from mis_bench.validation.command import validate
 from mis_bench.workload import CANONICAL, WorkloadNameError, build_workload
