@@ -1,7 +1,6 @@
 """Every gate passes on a scorer that does everything right, and fails on the fault that it is there to find."""
 
 import asyncio
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,95 +12,15 @@ from bench_fakes import Clock
 from mis_bench.artifact import read_artifact
 from mis_bench.cli import main
 from mis_bench.targets.spec import TargetSpec
-from mis_bench.targets.target import About, CallFailed, Layout, Reply, TargetReply, TargetUnavailable
+from mis_bench.targets.target import CallFailed, TargetUnavailable
 from mis_bench.validation.cases import build_cases
 from mis_bench.validation.gates import FIGURES, GatedFigure, ModelValidation, Validation
 from mis_bench.validation.isolation import KINDS
 from mis_bench.validation.run import ValidatedTarget, validate
 from mis_bench.workload import Workload
+from validation_fakes import SERIAL_S, Fake, Fault, drifts, rounds
 
-Fault = Callable[["Fake", Workload, np.ndarray], np.ndarray]
 CASES = build_cases(2048)
-SERIAL_S = 0.1
-
-
-class Fake:
-    """A target, and what opens it: scores depend on query, item and seed alone, unless a fault changes them.
-
-    Requests with the field for serial scoring have the fault only if `is_serial_faulty`, and take `SERIAL_S`.
-    """
-
-    forgets = True
-
-    def __init__(
-        self,
-        fault: Fault = lambda _fake, _workload, scores: scores,
-        *,
-        is_serial_faulty: bool = False,
-        seed: int = 0,
-        delimiter: int | None = None,
-        seconds: float = 0.01,
-        dtype: str = "bfloat16",
-        devices: str = "1 x cpu",
-        quantization: str = "none",
-    ) -> None:
-        self.fault, self.is_serial_faulty, self.seed, self.delimiter = fault, is_serial_faulty, seed, delimiter
-        self.seconds, self.cached, self.under_way, self.is_closed = seconds, set[bytes](), 0, False
-        options = {"devices": devices, "quantization": quantization}
-        self.about = About("fake", "fake", "a model", dtype=dtype, options=options)
-
-    async def check(self) -> None: ...
-
-    async def open(self) -> "Fake":
-        return self
-
-    def prepare(self, workload: Workload, layout: Layout = {}) -> tuple[Workload, bool]:  # noqa: B006
-        return workload, layout.get("scoring_algorithm") == "serial"
-
-    async def call(self, request: tuple[Workload, bool]) -> TargetReply:
-        workload, is_serial = request
-        sent = asyncio.get_running_loop().time()
-        self.under_way += 1
-        try:
-            await asyncio.sleep(SERIAL_S if is_serial else self.seconds)
-            scores = self.scores(workload)
-            if self.is_serial_faulty or not is_serial:
-                scores = self.fault(self, workload, scores)
-        finally:
-            self.under_way -= 1
-        self.cached.add(np.asarray(workload.query).tobytes())
-        return TargetReply(Reply(scores), sent, asyncio.get_running_loop().time())
-
-    def scores(self, workload: Workload) -> np.ndarray:
-        query = workload.query if self.delimiter is None else np.append(workload.query, self.delimiter)
-        odds = np.exp([self.logits(np.append(query, item), workload) for item in workload.items])
-        return odds / odds.sum(1, keepdims=True) if workload.apply_softmax else odds / 1e4
-
-    def logits(self, tokens: np.ndarray, workload: Workload) -> np.ndarray:
-        random = np.random.default_rng([self.seed, zlib.crc32(tokens.astype(np.int32).tobytes())])
-        return 2 * random.standard_normal(len(workload.label_token_ids))
-
-    async def forget(self) -> None:
-        self.cached.clear()
-
-    async def counts(self) -> dict[str, float]:
-        return {}
-
-    async def close(self) -> None:
-        self.is_closed = True
-
-
-def drifts(share: float) -> Fault:
-    """Move each score by so many percent, up and down in turn; label softmaxes stay softmaxes."""
-
-    def moved(_: Fake, workload: Workload, scores: np.ndarray) -> np.ndarray:
-        scores = scores * (1 + 0.01 * share * (-1.0) ** np.arange(scores.size).reshape(scores.shape))
-        return scores / scores.sum(1, keepdims=True) if workload.apply_softmax else scores
-
-    return moved
-
-
-rounds = drifts(1.0)
 
 
 def unavailable(*_: object) -> Fake:
