@@ -1,15 +1,12 @@
 """Servers that are fakes, and commands whose targets are, in virtual time."""
 
-import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from bench_fakes import Clock, Done, Fakes, VirtualLoop
+from bench_fakes import Clock, Done, Fakes, virtual
 from fake_server import FakeServer
 from mis_bench.cli import main
 from mis_bench.targets.target import CallFailed
@@ -28,15 +25,7 @@ def fake() -> Iterator[FakeServer]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the measuring loop, and of `asyncio.run`."""
-    found = Clock()
-    monkeypatch.setattr("mis_bench.measuring.loop.time", SimpleNamespace(perf_counter=lambda: found.seconds))
-
-    def run(main: Any) -> Any:
-        with asyncio.Runner(loop_factory=lambda: VirtualLoop(found)) as runner:
-            return runner.run(main)
-
-    monkeypatch.setattr(asyncio, "run", run)
-    return found
+    return virtual(monkeypatch)
 
 
 @pytest.fixture

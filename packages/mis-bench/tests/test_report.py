@@ -255,7 +255,7 @@ def test_what_was_not_validated_and_what_was_waived_has_not_passed(tmp_path: Pat
         ("{}", "schema_version must be one of"),
         ("[1]", "schema_version must be one of"),
         ("not JSON", "Expecting value"),
-        ('{"schema_version": "mis-validation-v2"}', "Field required"),
+        ('{"schema_version": "mis-validation-v3"}', "Field required"),
         ('{"topology": "v6e", "roofline_share": 1}', "Field required"),
     ],
 )

@@ -11,10 +11,11 @@ from click.testing import CliRunner
 from bench_fakes import Clock
 from mis_bench.artifact import read_artifact
 from mis_bench.cli import main
+from mis_bench.manifest import MANIFEST
 from mis_bench.targets.spec import TargetSpec
 from mis_bench.targets.target import CallFailed, TargetUnavailable
 from mis_bench.validation.cases import build_cases
-from mis_bench.validation.gates import FIGURES, GatedFigure, ModelValidation, Validation
+from mis_bench.validation.gates import FIGURES, VALIDATION, GatedFigure, ModelValidation, Validation
 from mis_bench.validation.isolation import KINDS
 from mis_bench.validation.run import ValidatedTarget, validate
 from mis_bench.workload import Workload
@@ -385,6 +386,11 @@ def written(folder: Path) -> Validation:
     return found
 
 
+def remove_evidence(folder: Path) -> None:
+    for name in (VALIDATION, MANIFEST):
+        (folder / name).unlink()
+
+
 def test_the_command_prints_a_table_writes_the_artifact_and_succeeds(invoke, model: str, tmp_path: Path) -> None:
     result = invoke()("--model", model, "--speedup-items", "40")
     assert result.exit_code == 0, result.output
@@ -420,7 +426,7 @@ def test_the_hardware_is_that_of_the_target_unless_the_user_says_otherwise(invok
     for flags, hardware in (([], "1 x TPU v6 lite"), (["--hardware", "a TPU"], "a TPU")):
         assert call("--model", model, *flags).exit_code == 0
         assert written(tmp_path).environment.hardware == hardware
-        (tmp_path / "validation.json").unlink()
+        remove_evidence(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -453,7 +459,7 @@ def test_one_model_of_two_that_fails_fails_the_command_and_is_named(
 
 def test_a_missing_pytorch_fails_the_command_unless_it_is_waived(invoke, model: str, tmp_path: Path) -> None:
     assert invoke(reference=unavailable)("--model", model).exit_code == 1
-    (tmp_path / "validation.json").unlink()
+    remove_evidence(tmp_path)
     assert invoke(reference=unavailable)("--model", model, "--without-pytorch", "none here").exit_code == 0
 
 

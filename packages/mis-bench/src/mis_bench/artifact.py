@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import mis_bench
 
-MODULES = ("results.records", "results.summary", "validation.gates", "profile.records")
+MODULES = ("manifest", "results.records", "results.summary", "validation.gates", "profile.records")
 """Modules that declare kinds of artifacts; a new one is a line here."""
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -27,22 +27,31 @@ class Part(BaseModel):
 
 
 class Artifact(Part):
-    """A JSON file. A subclass names its schema: `class Plan(Artifact, schema="mis-plan-v1")`."""
+    """A JSON file. A subclass names its schema: `class Plan(Artifact, schema="mis-plan-v2", older=("mis-plan-v1",))`.
+
+    Documents of older versions are read, too; what these did not have is optional.
+    """
 
     SCHEMA: ClassVar[str]
+    OLDER: ClassVar[tuple[str, ...]]
 
     schema_version: str = Field(default="", description="Name and version of the schema that the file follows.")
     generated_by: str = Field(
         default_factory=lambda: f"mis-bench {mis_bench.__version__}", pattern=r"^mis-bench \d+\.\d+\.\d+"
     )
 
-    def __init_subclass__(cls, schema: str, **options: Any) -> None:
+    def __init_subclass__(cls, schema: str, older: tuple[str, ...] = (), **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls.SCHEMA = schema
-        # Before pydantic collects the fields: the only value allowed, and the default.
-        cls.__annotations__["schema_version"] = Literal[schema]  # pyrefly: ignore[not-a-type]
+        cls.SCHEMA, cls.OLDER = schema, older
+        # Before pydantic collects the fields: the only values allowed, and the default.
+        cls.__annotations__["schema_version"] = Literal[(schema, *older)]  # pyrefly: ignore[invalid-literal, not-a-type]
         described = Artifact.model_fields["schema_version"].description
         cls.schema_version = Field(default=schema, description=described)  # pyrefly: ignore[read-only]
+
+    @property
+    def is_old(self) -> bool:
+        """Whether it follows an older version of its schema."""
+        return self.schema_version != self.SCHEMA
 
     def write(self, path: Path) -> None:
         """Write as indented JSON; the file is complete or absent, never half written.
@@ -57,10 +66,10 @@ class Artifact(Part):
 
 
 def kinds() -> dict[str, type[Artifact]]:
-    """Return every kind of artifact by its `schema_version`."""
+    """Return every kind of artifact by its `schema_version`, older ones included."""
     for module in MODULES:
         importlib.import_module(f"mis_bench.{module}")
-    return {kind.SCHEMA: kind for kind in Artifact.__subclasses__()}
+    return {version: kind for kind in Artifact.__subclasses__() for version in (kind.SCHEMA, *kind.OLDER)}
 
 
 def read_artifact(path: Path) -> Artifact:
@@ -90,11 +99,16 @@ def first_fault(error: ValidationError) -> str:
 
 
 def schemas() -> dict[str, str]:
-    """Return the text of every JSON schema by its file's name, `mis-plan-v1.json` for instance."""
-    return {
-        f"{name}.json": json.dumps({"$schema": _DIALECT, **kind.model_json_schema()}, indent=1) + "\n"
-        for name, kind in sorted(kinds().items())
-    }
+    """Return the text of every JSON schema by its file's name, `mis-plan-v2.json` for instance; of no older ones."""
+    described = {}
+    for name, kind in sorted(kinds().items()):
+        if name == kind.SCHEMA:
+            schema = kind.model_json_schema()
+            version = schema["properties"]["schema_version"]
+            version.pop("enum", None)
+            version["const"] = name
+            described[f"{name}.json"] = json.dumps({"$schema": _DIALECT, **schema}, indent=1) + "\n"
+    return described
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from mis_bench.drawing import TOKEN_IDS
+from mis_bench.manifest import MANIFEST
 from mis_bench.targets.target import About
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
@@ -110,9 +111,9 @@ def vocabulary(model: Path | None, given: int | None) -> int | None:
 
 
 def new_folder(output: Path | None, run_id: str, *files: str) -> Path:
-    """Return the folder for a run's results; one that holds such files already is refused."""
+    """Return the folder for a run's results; one that holds such files already, or other evidence, is refused."""
     folder = output or Path("results") / run_id
-    for name in files:
+    for name in (*files, MANIFEST):
         if (folder / name).exists():
             raise click.BadParameter(f"{folder} already holds {name}; name another folder.", param_hint="--output")
     return folder

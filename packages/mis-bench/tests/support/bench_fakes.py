@@ -5,9 +5,11 @@ import dataclasses
 import selectors
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from click.testing import Result
 
 from mis_bench.results.records import Results, read_results
@@ -47,6 +49,19 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds = 0.0
+
+
+def virtual(patch: pytest.MonkeyPatch) -> Clock:
+    """Have the measuring loop and `asyncio.run` go by a clock that this returns."""
+    found = Clock()
+    patch.setattr("mis_bench.measuring.loop.time", SimpleNamespace(perf_counter=lambda: found.seconds))
+
+    def run(main: Any) -> Any:
+        with asyncio.Runner(loop_factory=lambda: VirtualLoop(found)) as runner:
+            return runner.run(main)
+
+    patch.setattr(asyncio, "run", run)
+    return found
 
 
 class FakeTarget:

@@ -1,5 +1,7 @@
 """Traces made by hand, in the form of `*.xplane.pb`."""
 
+from mis_bench.profile.trace import REQUEST
+
 
 def encoded(*fields: tuple[int, int | str | bytes]) -> bytes:
     """Encode a protobuf message from numbers and values of its fields."""
@@ -63,3 +65,10 @@ def tpu_trace() -> bytes:
     described = encoded((1, 7), (2, "jit_step(7)"), (5, encoded((1, 1), (6, encoded((1, MODULE))))))
     host = encoded((2, "/host:metadata"), (4, encoded((1, 7), (2, described))))
     return encoded((1, device), (1, host))
+
+
+def request_marks(*spans: tuple[int, int]) -> bytes:
+    """Marks around profiled requests, from and to nanoseconds; to be put behind another trace."""
+    events = [(4, encoded((1, 1), (2, begin * 1000), (3, (end - begin) * 1000))) for begin, end in spans]
+    name = 4, encoded((1, 1), (2, encoded((1, 1), (2, REQUEST))))
+    return encoded((1, encoded((2, "/host:CPU"), (3, encoded((2, "python"), *events)), name)))

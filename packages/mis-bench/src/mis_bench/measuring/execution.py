@@ -9,11 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
+from mis_bench.manifest import Kind, seal
 from mis_bench.measuring.demand import Demand
 from mis_bench.measuring.gating import Gatekeeper
 from mis_bench.measuring.loop import ask_one, drive
 from mis_bench.results.judging import to_confirm
 from mis_bench.results.records import (
+    PLAN,
+    RECORDS,
     SUMMARY,
     Call,
     Case,
@@ -32,6 +35,9 @@ from mis_bench.workload import task_of
 
 ATTEMPTS = 3
 """Warm-ups of a case: one in which something was compiled is followed by another."""
+
+DERIVED: Mapping[Kind, Sequence[str]] = {"sweep": ("report.html",)}
+"""Files that commands compute from results and write beside them, by preset."""
 
 Progress = Callable[[str, int, int], None]
 """Told what is done now, how many windows are over, and how many there will be."""
@@ -61,7 +67,7 @@ def execute(
     Args:
         plan: What.
         openers: Its targets by name.
-        folder: For the plan, the records, which are added after every round, and in the end the summary.
+        folder: For the plan, the records, added after every round, and in the end the summary and the manifest.
         allow_missing: Whether to go on without targets that turn out not to run.
         on_progress: See `Progress`.
 
@@ -74,6 +80,7 @@ def execute(
     asyncio.run(_Execution(plan, openers, folder, allow_missing, on_progress).run())
     measured = Measured.read(folder)
     measured.summary.write(folder / SUMMARY)
+    seal(folder, plan.preset, (PLAN, RECORDS, SUMMARY), derived=DERIVED.get(plan.preset, ()))
     return measured
 
 

@@ -6,9 +6,10 @@ threads of a CPU, all count in full, so shares are of the sum and not of the clo
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from mis_bench.profile.records import DeviceTime, OperationTime, Slice
-from mis_bench.profile.trace import Mark, Operation
+from mis_bench.profile.trace import REQUEST, DeviceTrace, Mark, Operation
 
 UNATTRIBUTED = "unattributed"
 """Operations without a scope of the model: what the compiler made, and programs beside the model's."""
@@ -18,6 +19,40 @@ STAGES = (
     "rest_of_layers", "final_norm", "label_logits", "log_sum_exp", UNATTRIBUTED,
 )  # fmt: skip
 """Stages in the order in which a step goes through them; `rest_of_layers` is their loop and what it copies."""
+
+
+class TraceSums(NamedTuple):
+    """Everything of a profile that is computed from its trace.
+
+    Attributes:
+        requests: Spans of the profiled requests; none in a server's trace.
+        points: Of each workload's profiled requests.
+        device: Of all of them.
+        stages: By part of the model.
+        operations: Those that took longest.
+        host: By mark.
+    """
+
+    requests: Sequence[Mark]
+    points: list[DeviceTime | None]
+    device: DeviceTime | None
+    stages: list[Slice]
+    operations: list[OperationTime]
+    host: list[Slice]
+
+
+def sums_of(trace: DeviceTrace, workloads: int, profiled: int) -> TraceSums:
+    """Add up a trace of `profiled` requests of each of so many workloads, one after the other."""
+    marks = [mark for mark in trace.marks if mark.name == REQUEST]
+    of_points = [marks[index * profiled :][:profiled] for index in range(workloads)]
+    return TraceSums(
+        requests=marks,
+        points=[device_time(trace.operations, mine) if mine else None for mine in of_points],
+        device=device_time(trace.operations, marks),
+        stages=by_stage(trace.operations),
+        operations=by_operation(trace.operations),
+        host=by_mark(trace.marks),
+    )
 
 
 def stage_of(scope: str) -> str:

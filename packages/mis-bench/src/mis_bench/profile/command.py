@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from mis_bench.options import caption, checkpoint, identity, new_folder, progress, target_options, vocabulary
-from mis_bench.profile.records import Profile, Scenario
+from mis_bench.profile.records import PROFILE, Profile, Scenario
 from mis_bench.profile.scenarios import plan_of
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def profile(
     plan = plan_of(scenario, name, requests)
     directory = checkpoint(model)
     run_id = identity(datetime.datetime.now(datetime.UTC), f"profile-{scenario}")
-    folder = new_folder(output, run_id, "profile.json", "traces", "memory")
+    folder = new_folder(output, run_id, PROFILE, "traces", "memory")
 
     async def profiled_of(on_request: Callable[[], None]) -> Profile:
         from mis_bench.environment import cpu_name, environment, hardware_of
@@ -86,7 +86,7 @@ def profile(
     asked = itertools.count(1)
     with progress(scenario, plan.requests) as show:
         result = asyncio.run(profiled_of(lambda: show(scenario, next(asked), plan.requests)))
-        result.write(folder / "profile.json")
+        result.keep(folder)
     click.echo(caption(result.target, result.environment.hardware))
     for table in tables(result):
         table.show()

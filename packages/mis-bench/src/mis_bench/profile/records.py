@@ -1,15 +1,19 @@
 """What `profile` writes: raw times of requests, and sums over the trace that lies beside them."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pydantic import Field
 
 from mis_bench.artifact import Artifact, Part
 from mis_bench.environment import Environment
+from mis_bench.manifest import seal
 from mis_bench.results.records import WorkloadPart
 from mis_bench.results.statistics import Latency
 from mis_bench.targets.target import About, TargetUnavailable
+
+PROFILE = "profile.json"
 
 Scenario = Literal["end-to-end", "single", "batch-scaling", "memory", "kernels"]
 
@@ -96,11 +100,20 @@ class MemoryReport(Part):
     pprof: str = Field(description="Device memory profile beside the artifact, for pprof.")
 
 
-class Profile(Artifact, schema="mis-profile-v2"):
+class PlannedRequests(Part):
+    """What a scenario was to ask."""
+
+    workloads: list[str] = Field(min_length=1)
+    timed: int = Field(ge=0, description="Requests of each workload without a profiler.")
+    profiled: int = Field(ge=0, description="Requests of each under the profiler, after those.")
+
+
+class Profile(Artifact, schema="mis-profile-v3", older=("mis-profile-v2",)):
     """`profile.json`."""
 
     environment: Environment
     scenario: Scenario
+    planned: PlannedRequests | None = None
     target: About
     traces: list[str] = Field(description="Beside the artifact: *.xplane.pb for XProf, *.trace.json.gz for Perfetto.")
     points: list[Point] = Field(description="One for each workload. Times of a memory run are no latencies.")
@@ -109,6 +122,16 @@ class Profile(Artifact, schema="mis-profile-v2"):
     operations: list[OperationTime]
     host: list[Slice]
     memory: list[MemoryReport]
+
+    @property
+    def files(self) -> list[str]:
+        """Files that it names, below its folder."""
+        return [*self.traces, *(report.pprof for report in self.memory)]
+
+    def keep(self, folder: Path) -> None:
+        """Write it beside its traces, and the folder's manifest; raises `OSError`."""
+        self.write(folder / PROFILE)
+        seal(folder, "profile", [PROFILE, *self.files])
 
     def share(self, part: Slice) -> float:
         """Return a part's share of the time of all operations."""

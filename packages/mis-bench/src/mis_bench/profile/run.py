@@ -9,8 +9,16 @@ import jax
 
 from mis_bench.environment import Environment
 from mis_bench.measuring.loop import DueRequest, drive
-from mis_bench.profile.breakdown import by_mark, by_operation, by_stage, device_time
-from mis_bench.profile.records import MemoryReport, Point, Profile, ProfileError, ResidentArray, Timed
+from mis_bench.profile.breakdown import sums_of
+from mis_bench.profile.records import (
+    MemoryReport,
+    PlannedRequests,
+    Point,
+    Profile,
+    ProfileError,
+    ResidentArray,
+    Timed,
+)
 from mis_bench.profile.scenarios import ScenarioPlan
 from mis_bench.profile.trace import REQUEST, DeviceTrace, read_trace
 from mis_bench.results.records import WorkloadPart
@@ -108,28 +116,27 @@ async def profile(
     xplanes = sorted((folder / "traces").rglob("*.xplane.pb"))
     files = [*xplanes, *sorted((folder / "traces").rglob("*.trace.json.gz"))]
     trace = read_trace(xplanes[0]) if xplanes else DeviceTrace([], [])
-    marks = [mark for mark in trace.marks if mark.name == REQUEST]  # a server's trace has none
-    points = []
-    for index, workload in enumerate(workloads):
-        mine = marks[index * plan.profiled :][: plan.profiled]
-        points.append(
-            Point(
-                workload=WorkloadPart.of(workload),
-                timed=timed[index],
-                profiled=profiled[index],
-                peak_mib=peaks[index],
-                device=device_time(trace.operations, mine) if mine else None,
-            )
+    sums = sums_of(trace, len(workloads), plan.profiled)
+    points = [
+        Point(
+            workload=WorkloadPart.of(workload),
+            timed=timed[index],
+            profiled=profiled[index],
+            peak_mib=peaks[index],
+            device=sums.points[index],
         )
+        for index, workload in enumerate(workloads)
+    ]
     return Profile(
         environment=environment,
         scenario=plan.scenario,
+        planned=PlannedRequests(workloads=list(plan.workloads), timed=plan.timed, profiled=plan.profiled),
         target=subject.target.about,
         traces=[str(path.relative_to(folder)) for path in files],
         points=points,
-        device=device_time(trace.operations, marks),
-        stages=by_stage(trace.operations),
-        operations=by_operation(trace.operations),
-        host=by_mark(trace.marks),
+        device=sums.device,
+        stages=sums.stages,
+        operations=sums.operations,
+        host=sums.host,
         memory=memory,
     )

@@ -128,7 +128,7 @@ class Gates(Part):
     min_items_per_second: float | None = Field(default=None, gt=0)
 
 
-class Plan(Artifact, schema="mis-plan-v1"):
+class Plan(Artifact, schema="mis-plan-v2", older=("mis-plan-v1",)):
     """`plan.json`: everything that was decided before anything was measured."""
 
     run_id: str = Field(min_length=1)
@@ -286,6 +286,19 @@ class Results:
     windows: list[Window]
     product_rates: list[ProductRate]
 
+    @classmethod
+    def of_records(cls, plan: Plan, records: Iterable[Record]) -> "Results":
+        """Sort records by what they are."""
+        records = list(records)
+        return cls(
+            plan,
+            [record for record in records if isinstance(record, Opened)],
+            [record for record in records if isinstance(record, Gate)],
+            [record for record in records if isinstance(record, Call)],
+            [record for record in records if isinstance(record, Window)],
+            [record for record in records if isinstance(record, ProductRate)],
+        )
+
     def of(self, case: Case) -> "Results":
         """Return the records of one case."""
         return Results(
@@ -327,15 +340,21 @@ def append(folder: Path, records: Iterable[Record]) -> None:
             file.write(json.dumps(fields, separators=(",", ":")) + "\n")
 
 
-def read_results(folder: Path) -> Results:
-    """Read a folder.
-
-    Raises:
-        ArtifactError: it is no folder of results, or a line is no record of its plan; names the file and line.
-    """
-    plan, path = read_artifact(folder / PLAN), folder / RECORDS
+def read_plan(folder: Path) -> Plan:
+    """Read the plan of a folder; raises `ArtifactError` if it has none."""
+    plan = read_artifact(folder / PLAN)
     if not isinstance(plan, Plan):
         raise ArtifactError(f"{folder / PLAN} is no {Plan.SCHEMA}.")
+    return plan
+
+
+def read_records(folder: Path, plan: Plan) -> list[Record]:
+    """Read the records of a plan, one for each line of the file.
+
+    Raises:
+        ArtifactError: a line is no record of the plan; names the file and line.
+    """
+    path = folder / RECORDS
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -351,11 +370,14 @@ def read_results(folder: Path) -> Results:
         if name not in names:
             raise ArtifactError(f"{path}:{number}: {name} is not in the plan")
         records.append(record)
-    return Results(
-        plan,
-        [record for record in records if isinstance(record, Opened)],
-        [record for record in records if isinstance(record, Gate)],
-        [record for record in records if isinstance(record, Call)],
-        [record for record in records if isinstance(record, Window)],
-        [record for record in records if isinstance(record, ProductRate)],
-    )
+    return records
+
+
+def read_results(folder: Path) -> Results:
+    """Read a folder.
+
+    Raises:
+        ArtifactError: it is no folder of results, or a line is no record of its plan; names the file and line.
+    """
+    plan = read_plan(folder)
+    return Results.of_records(plan, read_records(folder, plan))

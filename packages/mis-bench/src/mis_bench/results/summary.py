@@ -10,13 +10,13 @@ from mis_bench.artifact import Artifact
 from mis_bench.results.decisions import decisions_findings
 from mis_bench.results.figures import Row, rows_of
 from mis_bench.results.judging import COMPARED, doubt_slow_caches, judged, missed, with_winner
-from mis_bench.results.records import Plan, Results, read_results
+from mis_bench.results.records import Gates, Plan, Results, Tolerances, read_results
 from mis_bench.results.scaling import callers_findings, with_limits
 from mis_bench.results.statistics import ratio
 from mis_bench.table import number
 
 
-class Summary(Artifact, schema="mis-summary-v1"):
+class Summary(Artifact, schema="mis-summary-v2", older=("mis-summary-v1",)):
     """`summary.json`: what records come to. `validate-artifacts` computes it anew."""
 
     run_id: str
@@ -25,6 +25,9 @@ class Summary(Artifact, schema="mis-summary-v1"):
     missed: list[str] = Field(description="Limits that rows did not keep to.")
     findings: list[str] = Field(description="Who wins, and by how much others differ.")
     passed: bool
+    limits: Tolerances | None = Field(default=None, description="Which scores had to keep to, as planned.")
+    gates: Gates | None = Field(default=None, description="Which rows had to keep to, as planned.")
+    slo_p99_ms: float | None = Field(default=None, description="Objective of goodput, as planned.")
 
     @property
     def winner(self) -> Row | None:
@@ -75,6 +78,9 @@ def summarize(results: Results) -> Summary:
         missed=limits_missed,
         findings=[*_findings(plan, rows, reference), *of_preset],
         passed=has_winner and not limits_missed and all(row.status != "failed" for row in rows),
+        limits=plan.limits,
+        gates=plan.gates,
+        slo_p99_ms=plan.slo_p99_ms,
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mis_bench.manifest import seal
 from mis_bench.options import caption, checkpoint, identity, new_folder, target_options, vocabulary
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ MODEL_MATRIX = tuple(
     )
 )  # fmt: skip
 """Published shapes with random weights, small enough for a CPU; every family is among them."""
-
-_FILE = "validation.json"
 
 
 @click.command()
@@ -69,7 +68,7 @@ def validate(
     from mis_bench.targets.target import TargetUnavailable
     from mis_bench.validation import run
     from mis_bench.validation.cases import build_cases
-    from mis_bench.validation.gates import Validation
+    from mis_bench.validation.gates import VALIDATION, Validation
 
     chosen = tuple(dict.fromkeys(models + (MODEL_MATRIX if model_matrix else ())))
     if spec == "engine" and not chosen:
@@ -78,18 +77,17 @@ def validate(
         raise click.UsageError("A server has one model: give --model once, or not at all.")
     # A wrong name is found before an hour has passed.
     directories = {model: checkpoint(model) for model in chosen} or {spec: None}
-    path = new_folder(output, identity(datetime.datetime.now(datetime.UTC), "validate"), _FILE) / _FILE
+    path = new_folder(output, identity(datetime.datetime.now(datetime.UTC), "validate"), VALIDATION) / VALIDATION
     if spec == "engine":
         options = {"dtype": dtype or "bfloat16", **options}
     here = environment(hardware)
-    found = Validation(environment=here, planned=list(directories), models=[])
+    counts = sorted({1, 8, 32, *more})
+    found = Validation(environment=here, planned=list(directories), models=[], speedup_items=counts, rounds=run.ROUNDS)
     for model, directory in directories.items():
         subject = run.ValidatedTarget(model, spec, options, directory, dtype, without_pytorch or None, timeout)
         cases = build_cases(vocabulary(directory, vocab_size), _end_of_text(directory))
         try:
-            validated = asyncio.run(
-                run.validate(subject, cases, sorted({1, 8, 32, *more}), partial(click.echo, err=True))
-            )
+            validated = asyncio.run(run.validate(subject, cases, counts, partial(click.echo, err=True)))
         except TargetUnavailable as error:
             found = found.model_copy(update={"unavailable": found.unavailable | {model: str(error)}})
         else:
@@ -100,6 +98,7 @@ def validate(
                 click.echo(f"{timing.items} items at once: {timing.speedup:.3g} times as fast as one by one")
             click.echo(caption(validated.about, here.hardware))
         found.write(path)
+    seal(path.parent, "validate", [VALIDATION])
     for each in found.models:
         click.echo(each.verdict)
     for model, why in found.unavailable.items():

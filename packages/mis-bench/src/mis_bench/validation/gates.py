@@ -12,6 +12,8 @@ from mis_bench.environment import Environment
 from mis_bench.table import Table
 from mis_bench.targets.target import About
 
+VALIDATION = "validation.json"
+
 Dtype = Literal["bfloat16", "float32", "int8"]
 """What products are made in; `int8`: those of layers, whatever the type of the rest."""
 
@@ -38,6 +40,23 @@ ROUNDING: dict[Dtype, float] = {"bfloat16": 2.0, "int8": 6.0}
 
 How far rounding carries depends on the model: its depth, its weights, how flat its softmaxes are.
 """
+
+Limits = Sequence[float]
+"""Thresholds, one for each of `FIGURES`."""
+
+
+def thresholds(dtype: Dtype, rounding: Limits | None) -> tuple[Limits, Limits]:
+    """Return the thresholds of equivalence and of parity.
+
+    Args:
+        dtype: What products are made in.
+        rounding: `FIGURES` of PyTorch's own rounding; None or empty: they are not known.
+    """
+    if rounding:
+        own = [ROUNDING[dtype] * figure for figure in rounding]
+        return own, own
+    return EQUIVALENCE[dtype], PARITY[dtype]
+
 
 ISOLATION = 0.0
 """Scores of items that were left alone keep their bits."""
@@ -87,6 +106,11 @@ class ModelValidation(Part):
     about: About
     gates: list[GatedFigure]
     timings: list[Timing]
+    untimed: dict[int, str] = Field(default={}, description="Why a number of items could not be timed.")
+    rounding: list[float] | None = Field(
+        default=None, description="`FIGURES` of PyTorch in bfloat16 beside float32, where thresholds follow from them."
+    )
+    waiver: str | None = Field(default=None, description="Why the user did without PyTorch.")
 
     @property
     def passed(self) -> bool:
@@ -112,11 +136,13 @@ class ModelValidation(Part):
         return Table.of(self.model, self.gates, columns)
 
 
-class Validation(Artifact, schema="mis-validation-v2"):
+class Validation(Artifact, schema="mis-validation-v3", older=("mis-validation-v2",)):
     """`validation.json`: written anew after each model, so that an interrupted validation has not passed."""
 
     environment: Environment
     planned: list[str] = Field(min_length=1, description="Models, in order.")
+    speedup_items: list[int] | None = Field(default=None, description="Numbers of items to time, as planned.")
+    rounds: int | None = Field(default=None, ge=1, description="Timed requests of each number, as planned.")
     models: list[ModelValidation] = Field(description="Those that were validated.")
     unavailable: dict[str, str] = Field(default={}, description="Why a model could not be, by its name.")
 

@@ -16,28 +16,25 @@ from mis_bench.targets.spec import TargetSpec
 from mis_bench.targets.target import About, CallFailed, Scores, Target, TargetUnavailable
 from mis_bench.validation.cases import Cases, CaseScorer
 from mis_bench.validation.gates import (
-    EQUIVALENCE,
     FIGURES,
-    PARITY,
-    ROUNDING,
     SPEEDUP,
     SPEEDUP_ITEMS,
     TYPES,
     Dtype,
     GatedFigure,
+    Limits,
     ModelValidation,
     Timing,
+    thresholds,
 )
 from mis_bench.validation.isolation import isolation
 from mis_bench.workload import Workload
 
-_WARM_UPS, _ROUNDS = 1, 3
+_WARM_UPS, ROUNDS = 1, 3
+"""Requests before those that are timed, and timed ones, of each number of items."""
 
 Answers = list[Scores] | str
 """Scores of all cases, or why there are none. The first are full-vocabulary probabilities, none of them 0."""
-
-Limits = Sequence[float]
-"""Thresholds, one for each of `FIGURES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +94,7 @@ async def validate(
     is_engine, compared, token = subject.spec == "engine", cases.compared, cases.free_token
     softmaxed = [*compared, *(replace(case, apply_softmax=True) for case in compared)]  # computed in another way
     timings: list[Timing] = []
+    untimed: dict[int, str] = {}
     async with subject.opened(subject.spec, subject.options) as target:
         dtype = _computed(target.about, subject.dtype)
         multi = CaseScorer(target, subject.timeout_s)
@@ -104,8 +102,8 @@ async def validate(
         gates = await isolation(multi, cases.isolated, on_gate)
 
         on_gate("torch_serial")
-        torch, limits = await _pytorch(subject, dtype, compared)
-        equivalence, parity = limits or EQUIVALENCE[dtype], limits or PARITY[dtype]
+        torch, rounding = await _pytorch(subject, dtype, compared)
+        equivalence, parity = thresholds(dtype, rounding)
 
         on_gate("equivalence_serial")
         one_by_one = await _answers(serial, compared)
@@ -136,9 +134,13 @@ async def validate(
                 speedup, why = timings[-1].speedup, ""
             except CallFailed as error:
                 speedup, why = None, str(error)
+                untimed[count] = why
             if count >= SPEEDUP_ITEMS:
                 gates.append(GatedFigure(name=name, rule="at least", threshold=SPEEDUP, measured=speedup, detail=why))
-    return ModelValidation(model=subject.model, dtype=dtype, about=target.about, gates=gates, timings=timings)
+    return ModelValidation(
+        model=subject.model, dtype=dtype, about=target.about, gates=gates, timings=timings, untimed=untimed,
+        rounding=rounding, waiver=subject.waiver,
+    )  # fmt: skip
 
 
 def _computed(about: About, given: Dtype | None) -> Dtype:
@@ -171,17 +173,19 @@ async def _answers_of(
         return str(error)
 
 
-async def _pytorch(subject: ValidatedTarget, dtype: Dtype, cases: Sequence[Workload]) -> tuple[Answers, Limits]:
-    """Return PyTorch's scores in float32, and what its own rounding allows a model in another type; else nothing."""
+async def _pytorch(
+    subject: ValidatedTarget, dtype: Dtype, cases: Sequence[Workload]
+) -> tuple[Answers, list[float] | None]:
+    """Return PyTorch's scores in float32, and how far its own rounding takes it from them, for other types."""
     if subject.waiver:
-        return subject.waiver, ()
+        return subject.waiver, None
     adapter = {name: value for name, value in subject.options.items() if name == "merge_lora"}
     exact = await _answers_of(subject, "transformers-serial", {"dtype": "float32"} | adapter, cases)
     if dtype == "float32" or isinstance(exact, str):
-        return exact, ()
+        return exact, None
     rounded = await _answers_of(subject, "transformers-serial", {"dtype": "bfloat16"} | adapter, cases)
     own = _difference(exact, rounded, cases)
-    return (exact, [ROUNDING[dtype] * figure for figure in own.figures]) if own.figures else (own.detail, ())
+    return (exact, list(own.figures)) if own.figures else (own.detail, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +243,7 @@ def _order_agreement(expected: Sequence[Scores], actual: Sequence[Scores]) -> fl
 async def _timed(multi: CaseScorer, serial: CaseScorer, cases: Cases, count: int) -> Timing:
     """Time items at once and one at a time, with requests that are new in every round."""
     times = []
-    for number in range(_WARM_UPS + _ROUNDS):
+    for number in range(_WARM_UPS + ROUNDS):
         case = cases.to_time(count, number)
         times.append([(await scorer.ask(case, anew=True)).ms for scorer in (multi, serial)])
     multi_ms, serial_ms = map(list, zip(*times[_WARM_UPS:], strict=True))
