@@ -52,9 +52,9 @@ def implied_gates(model: ModelValidation, counts: list[int]) -> Iterator[GatedFi
         yield GatedFigure(name=f"isolation.{kind}_max_abs_diff", threshold=ISOLATION)
     yield GatedFigure(name="sensitivity.mutated_item_min_abs_diff", rule="above", threshold=0.0)
     yield GatedFigure(name="sensitivity.swapped_items_mean_abs_diff", rule="above", threshold=equivalence[1])
-    for group in ("equivalence_serial", "equivalence_query_plus_delimiter"):
+    for compared in ("equivalence_serial", "equivalence_query_plus_delimiter"):
         for figure, limit in zip(FIGURES, equivalence, strict=True):
-            yield GatedFigure(name=f"{group}.{figure}", threshold=limit)
+            yield GatedFigure(name=f"{compared}.{figure}", threshold=limit)
     for layout in ("serial", "multi"):
         for figure, limit in zip(FIGURES, parity, strict=True):
             name = f"{figure}_jax_{layout}_vs_torch_serial"
