@@ -1,5 +1,6 @@
 """Compiles the native attention kernel into the wheel, where there is a compiler for this kind of machine."""
 
+import importlib.util
 import os
 import platform
 import shutil
@@ -64,10 +65,13 @@ def compile_library(
 
 
 class NativeKernel(BuildHookInterface):
-    """Adds the library to the wheel and marks the wheel as this platform's."""
+    """Adds the library to the wheel and marks the wheel as this platform's; says of which commit the package is."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile; without a compiler the wheel is pure and attention runs on XLA."""
+        unknown = _beside("hatch_commit").add_commit(Path(self.root), self.target_name, version, build_data)
+        if unknown is not None:
+            self.app.display_warning(f"The commit of this package is unknown: {unknown}.")
         if self.target_name != "wheel":
             return
         reason = compile_library(Path(self.root))
@@ -77,6 +81,20 @@ class NativeKernel(BuildHookInterface):
         build_data["artifacts"].append(str(LIBRARY))
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{_platform_tag()}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Leave nothing behind."""
+        _beside("hatch_commit").clear(build_data)
+
+
+def _beside(name: str) -> Any:
+    """Return the module of a file beside this one, which hatch loads by its path."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None, "it is a Python file"
+    assert spec.loader is not None, "it is a Python file"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _platform_tag() -> str:

@@ -1,12 +1,12 @@
 """What an artifact says of the machine and of the source that it was made with."""
 
-import shutil
 import subprocess
+from email.message import Message
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from mis_bench import environment as module
 from mis_bench.environment import environment, hardware_of
 from mis_bench.targets.target import About
 
@@ -37,13 +37,16 @@ def git(folder: Path, *arguments: str) -> None:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with a commit, and the module below a folder of its own in it, not committed."""
+    """A repository with a commit, and our package below a folder of its own in it, not committed."""
     git(tmp_path, "init", "--quiet", "--initial-branch", "topic")
     git(tmp_path, "commit", "--quiet", "--allow-empty", "--message", "first")
-    installed = tmp_path / "venv" / "environment.py"
-    installed.parent.mkdir()
-    shutil.copy(module.__file__, installed)
-    monkeypatch.setattr(module, "__file__", str(installed))
+    installed = tmp_path / "venv" / "mis_bench" / "__init__.py"
+    installed.parent.mkdir(parents=True)
+    installed.touch()
+    found = {"mis_bench": SimpleNamespace(origin=str(installed))}
+    monkeypatch.setattr("mis_bench.commits.importlib.util.find_spec", found.get)
+    for name in ("MIS_COMMIT", "GITHUB_SHA", "GITHUB_REPOSITORY"):
+        monkeypatch.delenv(name, raising=False)
     return tmp_path
 
 
@@ -58,6 +61,47 @@ def test_a_package_that_its_repository_tracks_has_its_commit(repository: Path) -
     assert (environment().is_dirty, environment().branch) == (True, "topic")
     git(repository, "commit", "--quiet", "--message", "second")
     assert environment().is_dirty is False
+
+
+def wheel_says(repository: Path, text: str) -> None:
+    (repository / "venv" / "mis_bench" / "commit.json").write_text(text)
+
+
+ONE, TWO = "1" * 40, "2" * 40
+
+
+def test_what_a_wheel_says_goes_before_the_checkout_and_variables(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MIS_COMMIT", TWO)
+    assert (environment().commit, environment().is_dirty) == (TWO, None)
+    git(repository, "add", "venv")
+    git(repository, "commit", "--quiet", "--message", "second")
+    assert environment().commit not in (None, TWO)
+    wheel_says(repository, f'{{"commit": "{ONE}", "is_dirty": true}}')
+    found = environment()
+    assert (found.commit, found.is_dirty, found.branch) == (ONE, True, None)
+    assert str(found.commits["mis-bench"]) == "111111111111 with changes"
+    wheel_says(repository, "{}")
+    assert environment().commit not in (None, ONE, TWO)
+
+
+@pytest.mark.parametrize(("told", "commit"), [(ONE, ONE), ("main", None), ("", None), (ONE[1:], None)])
+def test_only_a_whole_commit_is_one(repository: Path, monkeypatch: pytest.MonkeyPatch, told: str, commit: str) -> None:
+    monkeypatch.setenv("MIS_COMMIT", told)
+    assert environment().commit == commit
+
+
+@pytest.mark.parametrize(("runs_in", "commit"), [("us/mis", ONE), ("them/mis", None), ("", None)])
+def test_the_commit_of_a_workflow_counts_in_our_repository_only(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, runs_in: str, commit: str | None
+) -> None:
+    said = Message()
+    said["Project-URL"] = "Repository, https://github.com/us/mis"
+    monkeypatch.setattr("mis_bench.commits.metadata.metadata", {"mis-bench": said}.__getitem__)
+    monkeypatch.setenv("GITHUB_SHA", ONE)
+    monkeypatch.setenv("GITHUB_REPOSITORY", runs_in)
+    assert environment().commit == commit
 
 
 def test_continuous_integration_names_its_trigger_and_a_tpu_machine_its_zone(monkeypatch: pytest.MonkeyPatch) -> None:

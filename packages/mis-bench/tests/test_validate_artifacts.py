@@ -14,6 +14,7 @@ from jsonschema import Draft202012Validator
 from bench_fakes import Done, options_of
 from mis_bench.artifact import schemas
 from mis_bench.cli import main
+from mis_bench.commits import CommitsHere
 from mis_bench.manifest import MANIFEST
 from mis_bench.results.records import PLAN, RECORDS, SUMMARY
 
@@ -178,7 +179,7 @@ def test_a_file_of_a_folder_stands_for_it(folder: Path) -> None:
 
 
 def test_an_unknown_commit_is_a_warning(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mis_bench.environment._commit", lambda: (None, None, None))
+    monkeypatch.setattr("mis_bench.environment.commits_here", lambda: CommitsHere(None, None, {}))
     done = bench("run", "--workload", "probe-9-3-4", "--runs", "2", "--warmup-runs", "1")
     found = checked(done.folder)
     assert found.exit_code == 0

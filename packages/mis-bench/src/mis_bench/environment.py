@@ -5,13 +5,13 @@ import datetime
 import json
 import os
 import platform
-import subprocess
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
+from mis_bench.commits import SourceCommit, commits_here
 from mis_core.checkpoints.digests import weights_sha256
 
 if TYPE_CHECKING:
@@ -34,9 +34,12 @@ class Environment(BaseModel):
     cpu_count: int = Field(ge=1)
     memory_bytes: int = Field(ge=1)
     versions: dict[str, str] = Field(description="Of installed packages that matter.")
-    commit: str | None = Field(pattern=r"^[0-9a-f]{40}$", description="Of the working tree, if it is one.")
-    is_dirty: bool | None = Field(description="Whether that tree had changes.")
-    branch: str | None = Field(default=None, description="Of that tree, if it is on one.")
+    commit: str | None = Field(
+        pattern=r"^[0-9a-f]{40}$", description="Of mis-bench: of its wheel, its checkout, or by MIS_COMMIT."
+    )
+    is_dirty: bool | None = Field(description="Whether the working tree of a package had changes; null: nobody knows.")
+    branch: str | None = Field(default=None, description="Of the checkout, if it is on one.")
+    commits: dict[str, SourceCommit] = Field(default={}, description="Of our packages that know their own.")
     trigger: str = Field(default="manual", description="The event that began it, where a CI names one.")
     variables: dict[str, str] = Field(description="Environment variables that change speed.")
 
@@ -47,7 +50,8 @@ def environment(hardware: str | None = None) -> Environment:
     Args:
         hardware: What computes, if it is not this machine's CPU.
     """
-    commit, is_dirty, branch = _commit()
+    here = commits_here()
+    known = [*here.packages.values(), *([here.commit] if here.commit else [])]
     return Environment(
         timestamp=datetime.datetime.now(datetime.UTC),
         hardware=hardware or cpu_name(),
@@ -56,9 +60,10 @@ def environment(hardware: str | None = None) -> Environment:
         cpu_count=os.cpu_count() or 1,
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         versions=_versions(),
-        commit=commit,
-        is_dirty=is_dirty,
-        branch=branch,
+        commit=here.commit.commit if here.commit else None,
+        is_dirty=any(each.is_dirty for each in known) if any(each.is_dirty is not None for each in known) else None,
+        branch=here.branch,
+        commits=here.packages,
         trigger=os.environ.get("GITHUB_EVENT_NAME", "manual"),
         variables={
             name: value
@@ -101,15 +106,3 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
-
-
-def _commit() -> tuple[str | None, bool | None, str | None]:
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parent), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)  # an installed copy may lie in another repository
-        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain")), git("branch", "--show-current") or None
-    except (OSError, subprocess.SubprocessError):
-        return None, None, None

@@ -106,8 +106,14 @@ def _document(path: Path, wanted: type[Artifact]) -> Artifact:
 def _unknown(name: str, document: Artifact) -> Iterator[str]:
     """Yield what a document does not tell of where it was made."""
     where = getattr(document, "environment", None)
-    if isinstance(where, Environment) and where.commit is None:
+    if not isinstance(where, Environment):
+        return
+    if where.commit is None:
         yield f"{name}: environment.commit is unknown"
+    others = {package: found for package, found in where.commits.items() if found.commit != where.commit}
+    if others:
+        told = ", ".join(f"{package} of {found}" for package, found in others.items())
+        yield f"{name}: environment.commits are several: {told}, and mis-bench of {(where.commit or 'none')[:12]}"
 
 
 def _below(folder: Path, sentence: str) -> str:
