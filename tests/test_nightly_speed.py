@@ -79,6 +79,7 @@ def test_the_first_night_is_held_against_the_baseline_of_the_repository(bench: P
     assert done.returncode == 0, done.stderr
     assert "no earlier run in 'no-such-folder'; taking the baseline of the repository" in done.stdout
     assert read_results(BASELINE).plan.command in done.stdout
+    assert "Nothing was judged; the next run is compared with this one." in done.stdout  # another model
 
 
 @pytest.mark.full

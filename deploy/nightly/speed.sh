@@ -5,10 +5,11 @@
 #
 # RESULTS   folder of results; this run goes to RESULTS/smoke
 # BASELINE  such a folder of an earlier run; without it, or without results in it, the one beside this script, whose
-#           machine and command are in its plan.json. Another machine makes a comparison information.
+#           machine and command are in its plan.json
 # MODEL     what is measured                                                          random:qwen3-0.6b/4
 #
-# Exit status 1: a call failed, or a regression. An earlier run of other requests is no baseline: this run is the next.
+# Exit status 1: a call failed, or a regression. An earlier run of other requests, another model or another machine is no
+# baseline: this run is the next.
 set -euo pipefail
 
 : "${MODEL:=random:qwen3-0.6b/4}"

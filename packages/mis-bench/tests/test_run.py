@@ -1,5 +1,9 @@
 """`mis-bench run` on targets without a model: what is asked, in which order, and what is said of it."""
 
+import dataclasses
+import json
+import re
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
@@ -282,15 +286,89 @@ def test_a_baseline_tells_a_slower_run(bench: Bench, fakes: Fakes) -> None:
     slower = bench(*PROBE, "--baseline", str(before.folder))
     assert slower.status == 1
     assert "REGRESSION" in slower.said
+
+
+def test_other_hardware_is_not_comparable(bench: Bench, fakes: Fakes) -> None:
+    before = bench(*PROBE)
+    fakes.prepare = lambda target: setattr(target, "seconds", lambda _: 0.012)
     elsewhere = bench(*PROBE, "--baseline", str(before.folder), "--hardware", "TPU v6e-1")
-    assert elsewhere.status == 0
-    assert "for information only" in elsewhere.said
-    fewer = bench("run", "--workload", "probe-9-3-5", *PROBE[3:], "--workload", "probe-9-3-4", "--rate", "20")
-    assert "was measured otherwise: probe-9-3-4-cold" in bench(*PROBE, "--baseline", str(fewer.folder)).said
-    more = bench(*PROBE, "--workload", "probe-9-2-4")
-    lost = bench(*PROBE, "--baseline", str(more.folder))
-    assert lost.status == 1
-    assert "not measured" in lost.said
+    assert elsewhere.status == 2
+    assert "not comparable: measured on TPU v6e-1, and then on" in elsewhere.said
+    assert "compares with this run." in elsewhere.said
+    assert "REGRESSION" not in elsewhere.said
+
+
+def test_rows_without_a_partner_are_listed_and_no_regression(bench: Bench, fakes: Fakes) -> None:
+    before = bench(*PROBE, "--workload", "probe-9-2-4")
+    after = bench(*PROBE, "--workload", "probe-9-1-4", "--baseline", str(before.folder))
+    assert after.status == 0
+    table = after.said
+    assert re.search(r"probe-9-3-4-cold [\d.]+ [\d.]+ ok", table)
+    assert re.search(r"probe-9-1-4-cold [\d.]+ - not compared: only now", table)
+    assert re.search(r"probe-9-2-4-cold - [\d.]+ not compared: only then", table)
+
+
+def test_where_nothing_compares_is_no_regression_and_no_success(bench: Bench, fakes: Fakes) -> None:
+    before = bench("run", "--workload", "probe-9-3-4", "--runs", "12", "--rate", "20")
+    after = bench(*PROBE, "--baseline", str(before.folder))
+    assert after.status == 2
+    assert "not compared: load is 1 caller and was 20/s" in after.said
+
+
+def answers_as(**about: Any) -> Callable[[FakeTarget], None]:
+    """Have targets say of themselves what is given."""
+
+    def prepare(target: FakeTarget) -> None:
+        told = dataclasses.replace(target.about, **about)
+        target.__class__ = type("Said", (FakeTarget,), {"about": told})
+
+    return prepare
+
+
+@pytest.mark.parametrize(
+    ("about", "reason"),
+    [
+        ({"model": "another"}, "model is another and was none"),
+        ({"dtype": "float32"}, "dtype is float32 and was bfloat16"),
+        ({"options": {"quantization": "int8"}}, "quantization is int8 and was none"),
+    ],
+)
+def test_another_model_or_type_is_not_compared(bench: Bench, fakes: Fakes, about: dict[str, Any], reason: str) -> None:
+    before = bench(*PROBE)
+    fakes.prepare = answers_as(**about)
+    after = bench(*PROBE, "--baseline", str(before.folder))
+    assert after.status == 2
+    assert f"not compared: {reason}" in after.said
+
+
+def test_checkpoints_are_told_apart_by_their_shape_and_not_by_their_place(
+    bench: Bench, fakes: Fakes, checkpoint: Path, checkpoint_factory: Callable[..., Path], tmp_path: Path
+) -> None:
+    before = bench(*PROBE, "--model", str(checkpoint))
+    shutil.copytree(checkpoint, tmp_path / "elsewhere")
+    assert bench(*PROBE, "--model", str(tmp_path / "elsewhere"), "--baseline", str(before.folder)).status == 0
+    other = checkpoint_factory(num_hidden_layers=3)
+    after = bench(*PROBE, "--model", str(other), "--baseline", str(before.folder))
+    assert after.status == 2
+    assert "model is another by its configuration and weights' index" in after.said
+
+
+def test_a_comparison_shows_commits_and_versions_that_are_others(bench: Bench, fakes: Fakes) -> None:
+    before = bench(*PROBE)
+    plan = json.loads((before.folder / "plan.json").read_text())
+    plan["environment"] |= {"commit": "1" * 40, "is_dirty": True}
+    plan["environment"]["versions"]["jax"] = "0.1"
+    (before.folder / "plan.json").write_text(json.dumps(plan))
+    said = bench(*PROBE, "--baseline", str(before.folder)).said
+    assert "and then 111111111111 with changes" in said
+    assert re.search(r", jax [\d.]+ and then 0\.1", said)
+
+
+def test_targets_that_are_alike_are_compared_by_name(bench: Bench, fakes: Fakes) -> None:
+    fakes.prepare = lambda target: setattr(target, "seconds", lambda _: 0.01 if target.spec.alias == "a" else 0.02)
+    two = options_of(["a=engine", "b=engine"])
+    before = bench(*PROBE, *two)
+    assert bench(*PROBE, *two, "--baseline", str(before.folder)).status == 0
 
 
 def slow_every(nth: int, times: float) -> Callable[[FakeTarget], None]:

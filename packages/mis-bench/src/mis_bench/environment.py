@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import hashlib
 import json
 import os
 import platform
@@ -16,6 +17,9 @@ from mis_core.checkpoints.digests import weights_sha256
 
 if TYPE_CHECKING:
     from mis_bench.targets.target import About
+
+_LONGEST_HEADER = 100_000_000
+"""Bytes of a header of safetensors, by its own rules."""
 
 _PACKAGES = (
     "mis-bench", "mis-core", "mis-kernels", "mis-server", "jax", "jaxlib", "libtpu", "numpy", "torch", "transformers",
@@ -98,6 +102,29 @@ def checkpoint_sha256(directory: Path) -> str:
     """
     settings = json.loads((directory / "config.json").read_text())
     return weights_sha256(settings, sorted(directory.glob("*.safetensors")))
+
+
+def model_sha256(directory: Path) -> str | None:
+    """Return a checksum of what speed depends on: `config.json` and the index of the weights.
+
+    The index is `model.safetensors.index.json`, or else the headers of the files, with names, types and shapes. Weights
+    themselves do not count. None of a folder without `config.json`.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    settings, index = directory / "config.json", directory / "model.safetensors.index.json"
+    if not settings.is_file():
+        return None
+    digest = hashlib.sha256(settings.read_bytes())
+    if index.is_file():
+        digest.update(index.read_bytes())
+        return digest.hexdigest()
+    for path in sorted(directory.glob("*.safetensors")):
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            digest.update(path.name.encode() + file.read(min(size, _LONGEST_HEADER)))
+    return digest.hexdigest()
 
 
 def _versions() -> dict[str, str]:

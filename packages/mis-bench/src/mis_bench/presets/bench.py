@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mis_bench.environment import environment, model_sha256
 from mis_bench.options import (
     ABOVE_0,
     SHARED,
@@ -130,7 +131,7 @@ class BenchOptions:
                 if name in openers:
                     raise click.UsageError(f"The target {name} is named twice; tell them apart: ALIAS={name}.")
                 openers[name] = registry.opener(TargetSpec(name, spec.spec, options), model=directory)
-                planned.append(self._planned(TargetSpec(name, spec.spec, options), group, model))
+                planned.append(self._planned(TargetSpec(name, spec.spec, options), group, model, directory))
         why = asyncio.run(check(openers))
         for name, opener in openers.items():
             if must_forget and not opener.forgets:
@@ -143,12 +144,13 @@ class BenchOptions:
         vocab_size = min((size for size in sizes if size), default=None)
         return Bench(self, [target for target in planned if target.name not in why], openers, vocab_size, notes)
 
-    def _planned(self, target: TargetSpec, group: int, model: str | None) -> PlannedTarget:
+    def _planned(self, target: TargetSpec, group: int, model: str | None, directory: Path | None) -> PlannedTarget:
         return PlannedTarget(
             name=target.alias,
             spec=without_secrets(target.spec),
             options={key: value for key, value in target.options.items() if not is_secret(key)},
             model=model,
+            model_sha256=None if directory is None else model_sha256(directory),
             group=group,
             hardware=self.hardware.get(target.alias, self.hardware.get("")),
             hourly_cost_usd=self.hourly_cost.get(target.alias, self.hourly_cost.get("")),
@@ -197,7 +199,6 @@ class Bench:
 
         `title` ends the folder's name, the preset's unless given; `notes` and `fields` are further ones of the plan.
         """
-        from mis_bench.environment import environment
         from mis_bench.measuring.execution import execute
 
         given, started = self.given, datetime.datetime.now(datetime.UTC)

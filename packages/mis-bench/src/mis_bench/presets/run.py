@@ -97,7 +97,8 @@ def run(
     The profile callers has loads of many callers instead: closed ones, each caller waiting for its answer, and open
     ones at shares of the rate that the most callers reached.
 
-    Exit status 1 if a request failed, if a row missed a limit, or for a regression against --baseline.
+    Exit status 1 if a request failed, if a row missed a limit, or for a regression against --baseline; 2 if nothing in
+    that compares.
     """
     gates = Gates.model_validate({name: given.pop(name) for name in Gates.model_fields})
     of_callers = CallersOptions(*(given.pop(name) for name in CallersOptions._fields))
@@ -130,17 +131,23 @@ def run(
 
 
 def _judge(found: "Measured", baseline: Path | None, regression_percent: float) -> None:
-    """Print the comparison with a baseline, if there is one; status 1 if anything failed or is slower."""
+    """Print the comparison with a baseline, if there is one.
+
+    Status 1 if anything failed or is slower, 2 if nothing compares.
+    """
     from mis_bench.results.baselines import beside
 
-    is_slower = False
+    compared = None
     try:
         if baseline is not None:
-            table, is_slower = beside(found, baseline, regression_percent / 100)
-            table.show()
+            compared = beside(found, baseline, regression_percent / 100)
+            compared.table.show()
     finally:
         finish(found)  # a call that failed fails, whatever the baseline is
-    if is_slower:
+    if compared is not None and not compared.compares:
+        click.echo(f"Nothing in {baseline} compares with this run.", err=True)
+        raise SystemExit(2)
+    if compared is not None and compared.is_slower:
         raise SystemExit(1)
 
 

@@ -1,4 +1,7 @@
-"""A run beside an earlier one: rows of the same name, and whether one became slower.
+"""A run beside an earlier one: rows that are alike, and whether one became slower.
+
+Rows are compared where the model, the type and the requests are the same (`likeness`), on the same hardware; all others
+are listed with the reason.
 
 A drop of items per second beyond the threshold is a regression, beyond half of it a warning; so is a rise of p95 by
 more than 15 %, while one of p99 by more than 20 % warns. A percentile that no call lies beyond is only the slowest
@@ -14,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mis_bench.artifact import ArtifactError
 from mis_bench.results.figures import Row
+from mis_bench.results.likeness import RowKey, partners
 from mis_bench.results.records import Results
 from mis_bench.results.summary import Measured
 from mis_bench.table import Cell, Table
@@ -35,36 +38,62 @@ class Tail(NamedTuple):
     p99: float
 
 
-def beside(measured: Measured, baseline: Path, threshold: float) -> tuple[Table, bool]:
-    """Compare a run with an earlier one.
+class Beside(NamedTuple):
+    """A run beside an earlier one."""
 
-    A row that was measured then only is a regression.
+    table: Table
+    compares: bool  # whether any row does
+    is_slower: bool  # whether a row (`verdict`) or a target's tail (`tail_verdict`) is a regression
 
-    Returns:
-        The table, and whether a row (`verdict`) or a target's tail (`tail_verdict`) is a regression on the same
-        hardware.
+
+def beside(measured: Measured, baseline: Path, threshold: float) -> Beside:
+    """Compare a run with an earlier one; `threshold` is the drop that fails, as a share.
 
     Raises:
-        ArtifactError: the earlier folder holds no results, or those of other requests or loads.
+        ArtifactError: the earlier folder holds no results.
     """
     earlier = Measured.read(baseline)
-    now = {row.name: row for row in measured.summary.rows}
-    then = [row for row in earlier.summary.rows if row.speed]
-    unlike = [row.name for row in then if row.name in now and now[row.name].conditions != row.conditions]
-    if unlike or not any(row.name in now for row in then):
-        raise ArtifactError(f"{baseline} was measured otherwise: {', '.join(unlike) or 'no row is in both'}.")
-    lines: list[tuple[Cell, ...]] = []
-    for row in then:
-        other = now.get(row.name)
-        lines.append((row.name, other.speed if other else 0.0, row.speed, verdict(row, other, threshold)))
-    tails = _tails(measured.results, earlier.results, [row for row in then if row.name in now])
-    lines += [(name, None, None, judged) for name, judged in tails]
-    there = {row.hardware for row in then}
-    decides = there == {row.hardware for row in now.values()}
-    why = "" if decides else f"; for information only, since it was taken on {', '.join(there)}"
-    heading = f"Against {baseline.name}, made by `{earlier.results.plan.command}`{why}"
-    is_slower = decides and any(str(line[-1]).startswith("failed") for line in lines)
-    return Table.of_cells(heading, ["row", "items/s", "baseline", "verdict"], lines), is_slower
+    now = [(row, RowKey.of(row, measured.results)) for row in measured.summary.rows]
+    then = [(row, RowKey.of(row, earlier.results)) for row in earlier.summary.rows if row.speed]
+    pairs = partners(now, then)
+    compared = [(row, other) for row, other in pairs if row.hardware == other.hardware]
+    lines: list[tuple[Cell, ...]] = [
+        (row.name, row.speed, other.speed, verdict(other, row, threshold)) for row, other in compared
+    ]
+    lines += [(name, None, None, judged) for name, judged in _tails(measured.results, earlier.results, compared)]
+    for row, other in pairs:
+        if row.hardware != other.hardware:
+            why = f"not comparable: measured on {row.hardware}, and then on {other.hardware}"
+            lines.append((row.name, row.speed, other.speed, why))
+    lines += [(row.name, row.speed, None, why) for row, why in _alone(now, then, [row for row, _ in pairs])]
+    paired = {id(other) for _, other in pairs}
+    lines += [(row.name, None, row.speed, "not compared: only then") for row, _ in then if id(row) not in paired]
+    table = Table.of_cells(_heading(measured.results, earlier), ["row", "items/s", "baseline", "verdict"], lines)
+    is_slower = any(str(line[-1]).startswith("failed") for line in lines)
+    return Beside(table, bool(compared), is_slower)
+
+
+def _alone(
+    now: Sequence[tuple[Row, RowKey]], then: Sequence[tuple[Row, RowKey]], paired: Sequence[Row]
+) -> Iterator[tuple[Row, str]]:
+    """Yield the rows without a partner, and why they have none."""
+    keys = {row.name: key for row, key in then}
+    for row, key in now:
+        if any(row is each for each in paired):
+            continue
+        unlike = list(key.unlike(keys[row.name])) if row.name in keys else ["only now"]
+        yield row, f"not compared: {'; '.join(unlike) or 'several rows are alike'}"
+
+
+def _heading(now: Results, earlier: Measured) -> str:
+    """Return what was compared with: its command, commit, and the versions that are others now."""
+    here, there = now.plan.environment, earlier.results.plan.environment
+    commits = [f"{(each.commit or 'unknown')[:12]}{' with changes' if each.is_dirty else ''}" for each in (here, there)]
+    names = sorted(here.versions.keys() | there.versions.keys())
+    versions = [(name, here.versions.get(name, "none"), there.versions.get(name, "none")) for name in names]
+    others = "".join(f", {name} {mine} and then {theirs}" for name, mine, theirs in versions if mine != theirs)
+    made = f"Against {earlier.folder.name}, made by `{earlier.results.plan.command}`"
+    return f"{made}; commit {commits[0]} and then {commits[1]}{others}"
 
 
 def verdict(then: Row, now: Row | None, threshold: float) -> str:
@@ -101,14 +130,15 @@ def tail_verdict(then: Tail, now: Tail) -> str:
     return f"{kind}, {p95_text}, {p99_text} of {calls} calls"
 
 
-def _tails(now: Results, then: Results, rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
-    """Yield a name and a verdict for each target, over its rows that are in both runs."""
-    targets = list(dict.fromkeys(row.target for row in rows))
+def _tails(now: Results, then: Results, pairs: Sequence[tuple[Row, Row]]) -> Iterator[tuple[str, str]]:
+    """Yield a name and a verdict for each target, over its rows that have a partner."""
+    targets = list(dict.fromkeys(row.target for row, _ in pairs))
     for target in targets:
-        medians = {row.case: row.latency.p50_ms for row in rows if row.target == target and row.latency}
-        shares = [_shares(results, medians) for results in (then, now)]
-        if all(shares):
-            tails = (Tail(len(each), *np.percentile(each, [95, 99]).tolist()) for each in shares)
+        mine = [(row, other) for row, other in pairs if row.target == target and other.latency]
+        medians = {other.case: other.latency.p50_ms for _, other in mine if other.latency}
+        before, after = _shares(then, medians), _shares(now, {row.case: medians[other.case] for row, other in mine})
+        if before and after:
+            tails = (Tail(len(each), *np.percentile(each, [95, 99]).tolist()) for each in (before, after))
             yield "all rows" if len(targets) == 1 else f"all rows of {target}", tail_verdict(*tails)
 
 

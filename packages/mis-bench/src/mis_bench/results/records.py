@@ -83,6 +83,7 @@ class PlannedTarget(Part):
     spec: str = Field(min_length=1, description="Spelling on the command line without alias, options and secrets.")
     options: dict[str, str] = Field(default={}, description="Without secrets.")
     model: str | None = Field(default=None, description="As --model gave it.")
+    model_sha256: str | None = Field(default=None, description="`model_sha256` of its checkpoint, where that is here.")
     group: int = Field(default=0, ge=0, description="Targets of a group are open together and take turns.")
     hardware: str | None = Field(default=None, description="What it computes on, by the user's word.")
     hourly_cost_usd: float | None = Field(default=None, gt=0)
