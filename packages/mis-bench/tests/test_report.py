@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from mis_bench.cli import main
+from mis_bench.commits import SourceCommit
 from mis_bench.report.plots import LINE_PX, Axis, Series, draw
 from mis_bench.results.records import Call
 from page_parts import Page
@@ -234,6 +235,13 @@ def test_the_page_says_what_was_measured_and_where(page: Path) -> None:
         assert each in text
     assert "winner: engine canonical-2000-500-20" in text
     assert "correctness: scores differ by up to 0.0300" in text
+
+
+def test_the_page_names_the_commit_of_every_package(tmp_path: Path) -> None:
+    commits = {"mis-core": SourceCommit(commit="1" * 40, is_dirty=True)}
+    where = validation().environment.model_copy(update={"commits": commits})
+    validation(environment=where).write(tmp_path / "v.json")
+    assert "mis-core=111111111111 with changes" in markdown_of(tmp_path / "v.json", tmp_path)
 
 
 def test_what_was_not_validated_and_what_was_waived_has_not_passed(tmp_path: Path) -> None:

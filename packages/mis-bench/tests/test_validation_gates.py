@@ -386,6 +386,12 @@ def written(folder: Path) -> Validation:
     return found
 
 
+def test_a_validation_without_gates_has_not_passed(run) -> None:
+    empty = run().model_copy(update={"gates": []})
+    assert not empty.passed
+    assert empty.verdict == "fake: no gate was measured"
+
+
 def remove_evidence(folder: Path) -> None:
     for name in (VALIDATION, MANIFEST):
         (folder / name).unlink()

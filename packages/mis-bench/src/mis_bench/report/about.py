@@ -31,6 +31,7 @@ def sections(sources: ReportSources) -> Iterator[Section]:
     environments: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for name, artifact in sources.artifacts:
         fields = artifact.environment.model_dump(exclude={"timestamp"})
+        fields["commits"] = {package: str(found) for package, found in artifact.environment.commits.items()}
         rows = tuple((field.replace("_", " "), _text(value)) for field, value in fields.items())
         environments.setdefault(rows, []).append(name)
     if environments:

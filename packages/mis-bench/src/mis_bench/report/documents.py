@@ -21,8 +21,10 @@ def sections(sources: ReportSources) -> Iterator[Section]:
 
 
 def passed(validations: Sequence[Validation]) -> str:
-    """Return `2 of 4 gates passed`, and how many were waived."""
+    """Return `2 of 4 gates passed`, and how many were waived; or that there are none."""
     statuses = [gate.status for each in validations for model in each.models for gate in model.gates]
+    if not statuses:
+        return "No gate was measured"
     waived = f", {statuses.count('waived')} waived" if "waived" in statuses else ""
     return f"{statuses.count('passed')} of {len(statuses)} gates passed{waived}"
 

@@ -114,13 +114,15 @@ class ModelValidation(Part):
 
     @property
     def passed(self) -> bool:
-        """Whether every gate passed or was waived."""
-        return all(gate.status in ("passed", "waived") for gate in self.gates)
+        """Whether every gate passed or was waived, and there are some."""
+        return bool(self.gates) and all(gate.status in ("passed", "waived") for gate in self.gates)
 
     @property
     def verdict(self) -> str:
         """One line: that the model passed, or which gates it did not."""
         failed = [gate.name for gate in self.gates if gate.status in ("failed", "not run")]
+        if not self.gates:
+            return f"{self.model}: no gate was measured"
         return f"{self.model}: " + (f"did not pass {', '.join(failed)}" if failed else "passed every gate")
 
     @property
