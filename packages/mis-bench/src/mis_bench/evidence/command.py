@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from mis_bench.evidence.folder import Checked, check_file, check_folder
-from mis_bench.evidence.kinds import FILES
+if TYPE_CHECKING:
+    from mis_bench.evidence.folder import Checked
 
 
 @click.command("validate-artifacts")
@@ -30,11 +31,14 @@ def validate_artifacts(path: Path, below: bool) -> None:
         raise SystemExit(1)
 
 
-def check_path(path: Path, *, below: bool) -> list[Checked]:
+def check_path(path: Path, *, below: bool) -> "list[Checked]":
     """Check a document, or all evidence in a folder and, if wanted, in those below it.
 
     A file of a folder of evidence stands for its folder.
     """
+    from mis_bench.evidence.folder import check_file, check_folder  # late: `--help` needs none of what they read
+    from mis_bench.evidence.kinds import FILES
+
     if path.is_file():
         return [check_folder(path.parent) if path.name in FILES else check_file(path)]
     files = sorted(each for each in path.glob("**/*" if below else "*") if each.is_file())
