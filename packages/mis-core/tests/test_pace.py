@@ -59,7 +59,7 @@ def test_a_step_is_as_long_as_the_shortest_of_its_kind(clock: Clock, seconds: tu
     assert pace.runs_long == is_long
 
 
-def test_patience_is_a_small_part_of_the_step(clock: Clock) -> None:
+def test_grace_is_a_small_part_of_the_step(clock: Clock) -> None:
     assert take(Pace(), clock, 0.8) == pytest.approx(0.025)
 
 
@@ -154,7 +154,7 @@ def steps_of(device: Device, callers: int, turns: int, pause_s: float) -> list[i
 
 
 def test_callers_that_wait_for_answers_share_one_step() -> None:
-    # Ten milliseconds are less than the patience after a step of 0.8 s, and more than planning takes.
+    # Ten milliseconds are less than the grace after a step of 0.8 s, and more than planning takes.
     steps = steps_of(Device(step_s=0.8), callers=12, turns=5, pause_s=0.01)
     assert np.median(steps[3:]) > 6  # in two groups there would be six
 
@@ -171,7 +171,7 @@ def test_nobody_waits_long_for_callers_that_do_not_come_back() -> None:
     answered.result(timeout=60)
     began = time.perf_counter()
     late.result(timeout=60)
-    assert time.perf_counter() - began < 10  # 0.2 s, and a few milliseconds of patience
+    assert time.perf_counter() - began < 10  # 0.2 s, and a few milliseconds of grace
     loop.close()
 
 

@@ -156,9 +156,9 @@ class EngineLoop:
                     self._counts["step_tokens"] += size
                 if under_way and (plan is None or len(under_way) == _UNDER_WAY):
                     awaited = self._finish(under_way.popleft())
-                    patience_s = pace.end()
+                    grace_s = pace.end()
                     if waits:
-                        self._await(awaited, patience_s)
+                        self._await(awaited, grace_s)
             except Exception as error:  # the device's memory may be lost: whoever used it starts again
                 logger.exception("A step failed.")
                 under_way.clear()
@@ -167,11 +167,11 @@ class EngineLoop:
                 runner.reset()
         self._fail(lambda: [*self._listeners], "The engine is closed.")
 
-    def _await(self, requests: int, patience_s: float) -> None:
+    def _await(self, requests: int, grace_s: float) -> None:
         """Wait until there were so many requests since the start, or more are of no use, but not for long."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._is_closing or self._num_requests >= requests or self._scheduler.makes_a_step, patience_s
+                lambda: self._is_closing or self._num_requests >= requests or self._scheduler.makes_a_step, grace_s
             )
 
     def _next(self, *, wait: bool) -> StepPlan | None:

@@ -12,7 +12,7 @@ WORTH_S = 0.05
 """A step that takes less is short: those of accelerators, which would be idle while the next is planned."""
 
 _REMEMBERED = 8
-_PATIENCE = 1 / 32
+_GRACE = 1 / 32
 
 
 class Pace:
@@ -36,7 +36,7 @@ class Pace:
         kind, began = self._begins.popleft()
         self._seconds.setdefault(kind, deque(maxlen=_REMEMBERED)).append(now - began)
         self._begins = deque((kind, now) for kind, _ in self._begins)
-        return (now - began) * _PATIENCE
+        return (now - began) * _GRACE
 
     def forget(self) -> None:
         """Take note that steps under way are lost."""
