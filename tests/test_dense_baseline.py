@@ -83,6 +83,16 @@ def test_a_server_that_cannot_start_ends_the_script_with_the_end_of_its_log(tmp_
     assert "multiple of 256, not 7" in done.stderr
 
 
+@pytest.mark.parametrize("script", ["matrix.sh", "smoke.sh"])
+def test_help_is_printed_at_once(tmp_path: Path, script: str) -> None:
+    done = run(tmp_path, script, "--help", WAIT="0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("The dense baseline: ")
+    assert "matrix.sh --collect RUN  copy a run" in done.stdout
+    assert done.stdout.endswith("bash -c\n")  # the comment, and no line of the script
+    assert not (tmp_path / "results").exists()
+
+
 def test_a_checkpoint_that_is_not_there_starts_nothing(tmp_path: Path) -> None:
     done = run(tmp_path, "smoke.sh", MODEL="random:nothing")
     assert done.returncode != 0

@@ -5,6 +5,7 @@
 #   matrix.sh --list         name the runs in $RESULTS
 #   matrix.sh --collect RUN  copy a run to $COLLECTED and check it
 #   matrix.sh --all          copy and check every run
+#   matrix.sh --help         print this
 #
 # MODEL      checkpoint of a server that is started and stopped here: a directory, a name, or random:SHAPE/DIVISOR
 # URL        the server; without MODEL one that runs already, which is waited for     http://127.0.0.1:30000
@@ -89,7 +90,12 @@ measure() {
     exit "$status"
 }
 
+usage() { # print the comment at the top
+    sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"
+}
+
 case "${1:-}" in
+-h | --help) usage ;;
 --list) there "ls -1" ;;
 --collect) collect "${2:?name a run; --list has them}" ;;
 --all) collect . ;;
