@@ -77,6 +77,13 @@ def test_a_sweep_finds_how_much_load_keeps_to_the_objective(bench: Bench, fakes:
     assert "engine keeps to a p99 of 25 ms up to " in done.said
 
 
+def test_all_is_goodput_where_all_requests_keep_to_the_objective(bench: Bench, fakes: Fakes) -> None:
+    done = bench(*SWEEP[:-1], "500", "--rates", "5,20", "--concurrencies", "2")
+    for row in done.summary.rows:
+        assert row.requests_per_second is not None
+        assert row.goodput_rps == row.requests_per_second.value
+
+
 def test_a_sweep_of_several_targets_alternates_loads_and_checks_scores(bench: Bench, fakes: Fakes) -> None:
     def prepare(target: FakeTarget) -> None:
         if target.spec.alias == "b":

@@ -38,7 +38,9 @@ class Row(Part):
     latency: Latency | None = Field(description="Of answered requests, from when they were due, or else sent.")
     first_ms: float | None = Field(description="Of the first answered warm-up request.")
     warmup_ratio: float | None = Field(description="The last warm-up request over the timed median.")
-    goodput_rps: float | None = Field(description="Requests a second that were answered within the objective.")
+    goodput_rps: float | None = Field(
+        description="Of the requests a second those that were answered within the objective."
+    )
     limit_share: float | None = Field(default=None, description="Of the speed that the best product rate would allow.")
     ratio: Estimate | None = Field(default=None, description="Items per second over the reference's, the same calls.")
     items_per_usd: float | None
@@ -89,12 +91,13 @@ def _row(
     num_items: int | None = None,
 ) -> Row:
     windows = [window for window in mine.windows if window.phase == phase]
-    seconds, steps = sum(window.seconds for window in windows), _sum(window.steps for window in windows)
+    steps = _sum(window.steps for window in windows)
     good = [call for call in calls if call.error is None]
     milliseconds = [call.latency_s * 1e3 for call in good]
     latency, items = Latency.of(milliseconds), _per_second(windows, good, lambda call: call.items)
     target, objective_ms = mine.plan.target(case.target), mine.plan.slo_p99_ms
     about = mine.opened[-1].about if mine.opened else None
+    within = objective_ms and _per_second(windows, good, lambda call: call.latency_s * 1e3 <= objective_ms)
     warmups = [call.latency_s * 1e3 for call in mine.asked("warmup") if call.error is None]
     compared = [*(gate for gate in mine.gates if gate.name == "correctness"), *good]
     return Row(
@@ -119,7 +122,7 @@ def _row(
         latency=latency,
         first_ms=next(iter(warmups), None),
         warmup_ratio=warmups[-1] / latency.p50_ms if warmups and latency else None,
-        goodput_rps=sum(ms <= objective_ms for ms in milliseconds) / seconds if objective_ms and seconds else None,
+        goodput_rps=within.value if within else None,
         items_per_usd=items.value * 3600 / target.hourly_cost_usd if items and target.hourly_cost_usd else None,
         compilations=_sum(window.compilations for window in windows),
         steps_per_call=None if steps is None else steps / max(1, sum(window.calls for window in windows)),
@@ -142,10 +145,12 @@ def _in_words(load: LoadLevel) -> str:
 
 def _per_second(windows: Sequence[Window], good: Sequence[Call], count: Callable[[Call], int]) -> Estimate | None:
     """Return a count per second, over rounds in which something was answered."""
-    answered: Counter[int] = Counter()
+    answered: dict[int, int] = {}
     for call in good:
-        answered[call.round] += count(call)
-    return estimate([answered[each.round] / each.seconds for each in windows if answered[each.round] and each.seconds])
+        answered[call.round] = answered.get(call.round, 0) + count(call)
+    return estimate(
+        [answered[each.round] / each.seconds for each in windows if each.round in answered and each.seconds]
+    )
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
