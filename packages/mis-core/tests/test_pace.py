@@ -11,6 +11,7 @@ import pytest
 from mis_core.engine import pace as pace_module
 from mis_core.engine.loop import EngineLoop
 from mis_core.engine.pace import Pace
+from mis_core.errors import EngineUnavailable
 from mis_core.requests import Layout, ScoreRequest
 from mis_core.scheduler.plan import StepPlan, StepShape
 from mis_core.scheduler.reading import Values
@@ -153,6 +154,14 @@ def steps_of(device: Device, callers: int, turns: int, pause_s: float) -> list[i
     return device.steps
 
 
+def scored_by(device: Device, count: int) -> EngineLoop:
+    """Score requests one after the other; return the loop."""
+    loop = EngineLoop(device, Scheduler(SHAPE, 200, Layout()))  # type: ignore[arg-type]
+    for number in range(count):
+        loop.submit(request_of(number, 1)).result(timeout=60)
+    return loop
+
+
 def test_callers_that_wait_for_answers_share_one_step() -> None:
     # Ten milliseconds are less than the grace after a step of 0.8 s, and more than planning takes.
     steps = steps_of(Device(step_s=0.8), callers=12, turns=5, pause_s=0.01)
@@ -161,9 +170,7 @@ def test_callers_that_wait_for_answers_share_one_step() -> None:
 
 def test_nobody_waits_long_for_callers_that_do_not_come_back() -> None:
     device = Device(step_s=0.2)
-    loop = EngineLoop(device, Scheduler(SHAPE, 200, Layout()))  # type: ignore[arg-type]
-    for number in range(3):
-        loop.submit(request_of(number, 1)).result(timeout=60)
+    loop = scored_by(device, 3)
     answered = loop.submit(request_of(3, 1))
     while len(device.steps) < 4:
         time.sleep(0.001)
@@ -177,13 +184,48 @@ def test_nobody_waits_long_for_callers_that_do_not_come_back() -> None:
 
 def test_closing_waits_for_nobody() -> None:
     device = Device(step_s=0.2)
-    loop = EngineLoop(device, Scheduler(SHAPE, 200, Layout()))  # type: ignore[arg-type]
-    loop.submit(request_of(0, 1)).result(timeout=60)
+    loop = scored_by(device, 1)
     future = loop.submit(request_of(7, 1))
     while len(device.steps) < 2:
         time.sleep(0.001)
     loop.close()
     assert future.done()
+
+
+def test_requests_are_looked_at_while_nobody_can_cancel_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = scored_by(Device(), 2)
+    looks_at, others = Scheduler.makes_a_step.fget, ThreadPoolExecutor(1)
+    could_cancel: list[bool] = []
+
+    def acquired() -> bool:
+        if found := loop._changed.acquire(blocking=False):
+            loop._changed.release()
+        return found
+
+    def watched(self: Scheduler) -> bool:
+        could_cancel.append(others.submit(acquired).result())
+        assert looks_at is not None
+        return looks_at(self)
+
+    monkeypatch.setattr(Scheduler, "makes_a_step", property(watched))
+    loop.submit(request_of(5, 1)).result(timeout=60)
+    loop.close()
+    others.shutdown()
+    assert could_cancel
+    assert not any(could_cancel)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_ends_the_thread_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Scheduler) -> None:
+        raise SystemExit  # which ends a thread without a word
+
+    monkeypatch.setattr(Scheduler, "next_step", broken)
+    loop = EngineLoop(Device(), Scheduler(SHAPE, 200, Layout()))  # type: ignore[arg-type]
+    with pytest.raises(EngineUnavailable):
+        loop.submit(request_of(0, 1)).result(timeout=60)
+    with pytest.raises(EngineUnavailable):
+        loop.submit(request_of(0, 1))
 
 
 def test_a_full_step_is_planned_while_another_runs() -> None:

@@ -141,10 +141,18 @@ class EngineLoop:
             self._scheduler.cancel(number)
 
     def _run(self, runner: Runner) -> None:
+        try:
+            self._step_on(runner)
+        finally:  # whatever ends the thread, nobody waits for it
+            with self._changed:
+                self._is_closing = True
+            self._fail(lambda: [*self._listeners], "The engine is closed.")
+
+    def _step_on(self, runner: Runner) -> None:
         under_way: deque[Running] = deque()
         pace = Pace()
         while not self._is_closing or under_way:
-            waits = pace.runs_long and not self._scheduler.makes_a_step
+            waits = pace.runs_long and not self._makes_a_step()
             plan = None if waits else self._next(wait=not under_way)
             try:
                 if plan is not None:
@@ -165,7 +173,10 @@ class EngineLoop:
                 pace.forget()
                 self._fail(self._scheduler.abort, f"The engine lost this request: {type(error).__name__}.")
                 runner.reset()
-        self._fail(lambda: [*self._listeners], "The engine is closed.")
+
+    def _makes_a_step(self) -> bool:
+        with self._changed:  # others cancel meanwhile
+            return self._scheduler.makes_a_step
 
     def _await(self, requests: int, grace_s: float) -> None:
         """Wait until there were so many requests since the start, or more are of no use, but not for long."""
