@@ -119,10 +119,13 @@ def test_a_correction_removes_a_planted_bias(
     assert done.value(f"model, {correction}", "ece_width") < done.value("model", "ece_width")
 
 
-def test_nothing_is_asked_once_for_all_rows_with_the_same_questions(fake: FakeServer, evaluate: Evaluate) -> None:
+def test_nothing_is_asked_once_for_all_rows_with_the_same_questions(
+    fake: FakeServer, evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mis_bench.evaluate.asking._KEPT", 32)  # ways of a row are asked together, or it would not do
     model = Simulated()
     fake.routes["/v1/systemone"] = model.answer
-    rows = [model.row(seed) for seed in range(30)]
+    rows = [model.row(seed) for seed in range(300)]
     evaluate(f"systemone={fake.url}", "--correction", "content-free", rows=rows)
     states = [body["state"] for body in fake.asked("/v1/systemone")]
     assert sorted(states) == sorted(["", *(row["state"] for row in rows)])
@@ -194,6 +197,8 @@ def test_texts_and_labels_of_scores_are_worded(fake: FakeServer, evaluate: Evalu
 DECIDED = {"state": "s", "questions": {"tone": TONE, "refund": REFUND}, "answers": {"tone": "calm", "refund": True}}
 SCORED = {"query": "q", "item": "i", "labels": ["a", "b"], "label": 0}
 RANKED = {"query": "q", "documents": ["d"], "relevance": [1]}
+LEVELS = {"type": "score", "criteria": ["bad", "ok", "good"]}
+LEVELLED = {"state": "s", "questions": {"level": LEVELS}, "answers": {"level": "ok"}}
 
 
 def faults() -> Iterator[tuple[dict[str, Any], Any, str]]:
@@ -207,12 +212,21 @@ def faults() -> Iterator[tuple[dict[str, Any], Any, str]]:
     yield DECIDED, {"w": {"tone": {"calm": REFUND}}}, "w.tone: has no question for cross"
     yield DECIDED, {"w": {"tone": dict.fromkeys(TONES, TONE)}}, "w.tone.calm: must be a noul question"
     yield DECIDED, {"w": {"tone": {"angry": REFUND}}}, "w.tone.angry: is no answer of the data's question"
+    moved = TONE | {"criteria": dict.fromkeys(["cross", "calm", "angry"])}
+    yield DECIDED, {"w": {"tone": moved}}, "w.tone.means: must say which answer of the data each of cross, calm, angry"
+    shifted = LEVELS | {"criteria": ["ok", "good", "best"]}
+    yield LEVELLED, {"w": {"level": shifted}}, "w.level.means: must say which answer of the data each of ok, good, best"
+    yield LEVELLED, {"w": {"level": {"ok": REFUND, "1": REFUND}}}, "w.level.1: is the same answer as ok"
+    yield LEVELLED, {"w": {"level": {"9" * 5000: REFUND}}}, "is no answer of the data's question"
+    yield DECIDED, {"": {}}, "a wording must have a name"
     yield DECIDED, {"w": {"tone": 3}}, "w.tone: must be a question, or a noul question for each answer"
     yield DECIDED, [], "must be an object of 1 to 64 wordings"
     yield SCORED, {"w": {"labels": ["a"]}}, "w.labels: must be 2"
     yield SCORED, {"w": {"labels": ["a", "a"]}}, "w.labels: must be different texts"
-    yield SCORED, {"w": {"query": "{{ other }}"}}, "w: 'other' is undefined"
-    yield SCORED, {"w": {"item": "{{ item"}}, "w: unexpected end of template"
+    yield SCORED, {"w": {"query": "{{ other }}"}}, "rows.jsonl, row 1: 'other' is undefined"
+    yield SCORED, {"w": {"item": "{{ item"}}, "rows.jsonl, row 1: unexpected end of template"
+    yield SCORED, {"w": {"item": "{{ item + 1 }}"}}, "rows.jsonl, row 1: "
+    yield SCORED, {"w": {"item": "{{ 1 // 0 }}"}}, "rows.jsonl, row 1: "
     yield SCORED, {"w": {"text": ""}}, "w: Object contains unknown field `text`"
     yield RANKED, {"w": {}}, "wordings are of score and decide rows"
 
@@ -225,6 +239,48 @@ def test_a_wording_that_is_of_no_use_is_refused_before_anything_is_asked(
     assert done.status == 2
     assert said in done.said
     assert not fake.bodies
+
+
+def test_every_row_is_looked_at_before_anything_is_asked(fake: FakeServer, evaluate: Evaluate) -> None:
+    rows = [SCORED | {"item": "a: b"}, SCORED]
+    done = evaluate(f"mis={fake.url}", rows=rows, wordings={"w": {"item": "{{ item.split(': ')[1] }}"}})
+    assert (done.status, "row 2: list object has no element 1" in done.said) == (2, True)
+    rows = [SCORED, SCORED | {"labels": ["b", "a"]}]
+    done = evaluate(f"mis={fake.url}", rows=rows, wordings={"w": {"labels": ["A", "B"]}})
+    assert "row 2 has another one" in done.said
+    assert not fake.bodies
+
+
+def test_levels_in_another_order_mean_what_they_say(fake: FakeServer, evaluate: Evaluate) -> None:
+    def answer(body: dict[str, Any]) -> dict[str, Any]:
+        (levels,) = (each["criteria"] for each in body["questions"].values())
+        told = {str(place): {"bad": 0.1, "ok": 0.7, "good": 0.2}[level] for place, level in enumerate(levels)}
+        return {"answers": {"level": {"type": "score", "probabilities": told}}}
+
+    fake.routes["/v1/systemone"] = answer
+    wordings = {"given": {}, "turned": {"level": LEVELS | {"criteria": ["good", "ok", "bad"]}}}
+    rows = [LEVELLED | {"state": str(number), "answers": {"level": "good"}} for number in range(12)]
+    done = evaluate(f"systemone={fake.url}", rows=rows, wordings=wordings)
+    for name in wordings:
+        assert done.value(name, "log_loss") == pytest.approx(-np.log(0.2))
+
+
+@pytest.mark.parametrize("correction", ["content-free", "permutation"])
+def test_one_failure_of_what_is_shared_fails_few_rows(fake: FakeServer, evaluate: Evaluate, correction: str) -> None:
+    model, failures = Simulated(), iter([500])
+
+    def answer(body: dict[str, Any]) -> Any:
+        is_shared = not body["state"] or next(iter(body["questions"]["tone"]["criteria"])) != TONES[0]
+        if is_shared and (status := next(failures, None)):
+            return status, "once"
+        return model.answer(body)
+
+    fake.routes["/v1/systemone"] = answer
+    rows = [model.row(seed) for seed in range(40)]
+    done = evaluate(f"model=systemone={fake.url}", "--correction", correction, "--callers", "2", rows=rows)
+    raw, corrected = done.found["targets"]
+    assert (raw["failed"], corrected["failed"] <= 2) == (0, True)
+    assert next(failures, None) is None
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ class DecideRow(LabelledRow):
     """Questions about a state, as System One has them, and by their ids the right answers.
 
     An answer is True or False of a `noul` question, the name of an option of a `choice`, and of a `score` the text of
-    the level or its place, counted from 0. Questions without an answer are asked, and nothing is compared.
+    the level or its place, counted from 0. Nothing is compared of questions without an answer.
     """
 
     kind: ClassVar[Kind] = "decide"
@@ -165,7 +165,7 @@ def read_labelled(path: Path, labels: Sequence[str] = ()) -> Labelled:
 
 
 def option_of(question: Mapping[str, Any], answer: Any) -> int | None:
-    """Return which option of a question an answer is: its place; of a `noul` 1 for true and 0 for false; or None.
+    """Return the place of the option that an answer names, of a `noul` 1 for true and 0 for false; None: it names none.
 
     Args:
         question: As System One has it; a choice and a score have criteria.

@@ -24,7 +24,7 @@ MOST_ITEMS = 256
 MOST_INPUTS = 32
 """Inputs that are classified in one request, at most."""
 
-_KEPT = 512  # replies, for those who ask the same
+_KEPT = 4096  # replies, for those who ask the same
 
 _SUM = 0.02  # how far from 1 probabilities may sum up to
 
@@ -58,7 +58,7 @@ async def ask(
     """Ask about every row, in each dialect.
 
     A request that a target refuses is sent again for each row alone, so that only those fail that must. All dialects
-    ask about a row before the next row is asked about: a target that keeps what they share computes it once.
+    ask about a row at once, before later rows are asked about: a target that keeps what they share computes it once.
 
     Args:
         opened: The target.
@@ -71,15 +71,17 @@ async def ask(
     if len(dialects) > 1:
         send = _once(send)
     askers = [_Asker(send, opened.head_labels, dialect, data) for dialect in dialects]
+    permits = asyncio.Semaphore(callers)
 
-    async def one(asker: _Asker, rows: Sequence[int]) -> None:
-        await asker.ask(rows)
-        on_row(len(rows))
+    async def one(rows: Sequence[int]) -> None:
+        async with permits, asyncio.TaskGroup() as ways:
+            for asker in askers:
+                ways.create_task(asker.ask(rows))
+        on_row(len(rows) * len(askers))
 
     async with asyncio.TaskGroup() as tasks:
         for rows in askers[0].requests():
-            for asker in askers:
-                tasks.create_task(one(asker, rows))
+            tasks.create_task(one(rows))
     return [asker.finish() for asker in askers]
 
 
@@ -100,7 +102,7 @@ def _once(send: Send) -> Send:
     async def send_once(path: str, body: Json) -> Json:
         key = msgspec.json.encode((path, body))
         task = kept.get(key)
-        if task is None:
+        if task is None or (task.done() and task.exception() is not None):  # it may be answered the next time
             task = kept[key] = asyncio.ensure_future(send(path, body))
             while len(kept) > _KEPT:
                 kept.popitem(last=False)

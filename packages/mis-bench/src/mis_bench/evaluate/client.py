@@ -148,7 +148,7 @@ class SystemOneClient(Client):
         """Return the first of OpenAI's list or of the published one; without a list the alias that all servers know."""
         if not isinstance(listed, dict) or not {"models", "data"} & listed.keys():
             return _SYSTEM_ONE_ALIAS
-        return super().default_model(listed) or _first(listed, "models", "name")
+        return super().default_model(listed) or _first(listed, "models", "name") or _SYSTEM_ONE_ALIAS
 
 
 class CohereClient(Client):

@@ -97,8 +97,16 @@ def _divided(said: Scored, prior: Scored) -> Scored:
             return each
     assert isinstance(said, Distribution)
     assert isinstance(prior, Distribution)
-    values = without_prior(np.asarray(said.probabilities), np.asarray(prior.probabilities))
-    return Distribution(values.tolist(), said.mass)
+    values, anyway = (np.asarray(each.probabilities, np.float64) for each in (said, prior))
+    return _corrected(values, anyway, said.mass)
+
+
+def _corrected(
+    values: Float64[np.ndarray, " classes"], prior: Float64[np.ndarray, " classes"], mass: float | None
+) -> Scored:
+    if len(values) != len(prior) or not (values >= 0).all() or not (prior >= 0).all():
+        return CallFailed("missing_scores", "The reply has no probability for each class.")
+    return Distribution(without_prior(values, prior).tolist(), mass)
 
 
 class _Permuted:
@@ -119,29 +127,50 @@ class _Permuted:
             said = told[name]
             if question["type"] == "choice" and isinstance(said, Distribution):
                 prior = await self._prior(send, name, len(question["criteria"]))
-                told[name] = Distribution(without_prior(np.asarray(said.probabilities), prior).tolist(), said.mass)
+                told[name] = _corrected(np.asarray(said.probabilities, np.float64), prior, said.mass)
         return told
 
     async def _prior(self, send: Send, name: str, count: int) -> Float64[np.ndarray, " classes"]:
         if count > MOST_OPTIONS:
             raise CallFailed("rejected", f"The order of more than {MOST_OPTIONS} options is not corrected.")
         key = name, count
-        if key not in self._priors:
-            self._priors[key] = asyncio.create_task(self._estimated(send, name, count))
-        return await asyncio.shield(self._priors[key])
+        task = self._priors.get(key)
+        if task is None or (task.done() and task.exception() is not None):
+            task = self._priors[key] = asyncio.create_task(self._estimated(send, name, count))
+        return await asyncio.shield(task)
 
     async def _estimated(self, send: Send, name: str, count: int) -> Float64[np.ndarray, " classes"]:
         samples = self._samples[name, count]
         wanted = min(len(samples), max(_LEAST_SAMPLES, min(_SAMPLES, _ASKED // count)))
         chosen = [samples[index * len(samples) // wanted] for index in range(wanted)]  # from all of the data
+        told = await asyncio.gather(*(self._rotated(send, name, *each) for each in chosen), return_exceptions=True)
+        rows: list[Float64[np.ndarray, "classes classes"]] = []
+        for each in told:
+            if isinstance(each, CallFailed):  # a state that is too long, say; others are enough
+                continue
+            if isinstance(each, BaseException):
+                raise each
+            rows.append(each)
+        if not rows:
+            raise CallFailed("rejected", "The places of options could not be asked about in any state.")
+        return permutation_prior(np.stack(rows))
 
-        async def told(state: Any, question: Mapping[str, Any], by: int) -> Sequence[float]:
-            options = list(question["criteria"].items())
-            rotated = dict(question) | {"criteria": dict(options[by:] + options[:by])}
-            said = (await self._decide(send, state, {name: rotated}))[name]
-            if isinstance(said, CallFailed):
+    async def _rotated(
+        self, send: Send, name: str, state: Any, question: Mapping[str, Any]
+    ) -> Float64[np.ndarray, "classes classes"]:
+        """Ask in all rotations of the options; raises `CallFailed`."""
+        options = list(question["criteria"].items())
+        turned = [dict(options[by:] + options[:by]) for by in range(len(options))]
+        replies = await asyncio.gather(
+            *(self._decide(send, state, {name: dict(question) | {"criteria": each}}) for each in turned),
+            return_exceptions=True,  # all are awaited
+        )
+        rows: list[Sequence[float]] = []
+        for reply in replies:
+            said = reply if isinstance(reply, BaseException) else reply[name]
+            if isinstance(said, BaseException):
                 raise said
-            return said.probabilities
-
-        rows = await asyncio.gather(*(told(state, question, by) for state, question in chosen for by in range(count)))
-        return permutation_prior(np.asarray(rows, np.float64).reshape(len(chosen), count, count))
+            if len(said.probabilities) != len(options):
+                raise CallFailed("missing_scores", "The reply has no probability for each class.")
+            rows.append(said.probabilities)
+        return np.asarray(rows, np.float64)

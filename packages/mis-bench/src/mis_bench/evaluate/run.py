@@ -67,7 +67,7 @@ class EvaluationPlan:
 
     targets: Sequence[EvaluatedTarget]
     rows: Rows
-    ways: Sequence["Way"]
+    ways: Sequence[Way]
     gates: Sequence[FigureGate]
     about: Sequence[tuple[str, str]]
 
@@ -120,7 +120,7 @@ class EvaluationPlan:
             about.append(("sha256 of the wordings", hashlib.sha256(wordings.read_bytes()).hexdigest()))
         return cls(made, rows, ways, gates, about)
 
-    def name(self, target: EvaluatedTarget, way: "Way") -> str:
+    def name(self, target: EvaluatedTarget, way: Way) -> str:
         """Return what a way to ask a target is called."""
         parts = [*([target.name] if len(self.targets) > 1 or way.wording is None else []), way.name]
         return ", ".join(filter(None, parts))

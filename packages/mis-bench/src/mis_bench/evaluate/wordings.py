@@ -4,6 +4,7 @@ A file of wordings is an object; each of its names is one way to ask all rows. O
 questions what is asked in their place, and of scores the texts around query and item, and the labels.
 """
 
+import codecs
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 from jaxtyping import Float64
-from jinja2 import StrictUndefined, TemplateError
+from jinja2 import StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mis_bench.evaluate.dialects import Dialect, Distribution, Scored, Send
@@ -27,6 +28,7 @@ MOST = 64
 
 _MOST_BYTES = 16 * 1024 * 1024
 _SHOWN = 200
+_UNCLEAR = "{where}.means: must say which answer of the data each of {names} means."
 _TEMPLATES = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
 
 
@@ -88,7 +90,7 @@ class Wording:
         where = f"{self.where}.{name}"
         if not isinstance(put, dict):
             raise _error(f"{where}: must be a question, or a noul question for each answer.")
-        if "type" in put:
+        if isinstance(put.get("type"), str):
             return [_instead(put, question, classes, where)]
         return _one_by_one(put, question, classes, where)
 
@@ -114,8 +116,12 @@ class Wording:
         query_of, item_of = (_TEMPLATES.from_string(text) for text in (self.score.query, self.score.item))
 
         async def ask(send: Send, query: str, items: Sequence[str], labels: Sequence[str]) -> Sequence[Scored]:
-            rendered = [item_of.render(query=query, item=item) for item in items]
-            return await score(send, query_of.render(query=query), rendered, self.score.labels or labels)
+            try:
+                rendered = [item_of.render(query=query, item=item) for item in items]
+                asked = query_of.render(query=query)
+            except Exception as error:  # a template may do anything with a text that no row has
+                raise CallFailed("rejected", f"A template of {self.name} fails: {error}") from error
+            return await score(send, asked, rendered, self.score.labels or labels)
 
         return ask
 
@@ -147,13 +153,17 @@ def read_wordings(path: Path, data: Labelled) -> tuple[Wording, ...]:
     try:
         with path.open("rb") as file:
             text = file.read(_MOST_BYTES + 1)
-        given = msgspec.json.decode(text) if len(text) <= _MOST_BYTES else None
+        if len(text) > _MOST_BYTES:
+            raise _error(f"{path}: is longer than {_MOST_BYTES:,} bytes.")
+        given = msgspec.json.decode(text.removeprefix(codecs.BOM_UTF8))
     except OSError as error:
         raise _error(f"{path}: cannot be read: {error.strerror or error}.") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _error(f"{path}: is not JSON: {error}.") from None
     if not isinstance(given, dict) or not 0 < len(given) <= MOST:
         raise _error(f"{path}: must be an object of 1 to {MOST} wordings by their names.")
+    if not all(given):
+        raise _error(f"{path}: a wording must have a name.")
     read = _read_scores if data.kind == "score" else _read_questions
     return tuple(read(name, f"{path}, {name}", each, data) for name, each in given.items())
 
@@ -161,21 +171,25 @@ def read_wordings(path: Path, data: Labelled) -> tuple[Wording, ...]:
 def _read_scores(name: str, where: str, given: Any, data: Labelled) -> Wording:
     try:
         fields = msgspec.convert(given, _ScoreFields)
-        wording = Wording(name, where, score=fields)
-        row = data.rows[0]
-        assert isinstance(row, ScoreRow)
-        _TEMPLATES.from_string(fields.query).render(query=row.query)
-        _TEMPLATES.from_string(fields.item).render(query=row.query, item=row.item)
-    except (msgspec.ValidationError, TemplateError) as error:
+    except msgspec.ValidationError as error:
         raise _error(f"{where}: {error}.") from None
-    if fields.labels:
-        if len(set(fields.labels)) < len(fields.labels):
-            raise _error(f"{where}.labels: must be different texts.")
-        for row in data.rows:
-            assert isinstance(row, ScoreRow)
-            if len(row.labels) != len(fields.labels):
-                raise _error(f"{where}.labels: must be {len(row.labels)}, as those of {row.where} are.")
-    return wording
+    rows = [row for row in data.rows if isinstance(row, ScoreRow)]
+    if len(set(fields.labels)) < len(fields.labels):
+        raise _error(f"{where}.labels: must be different texts.")
+    row = rows[0]
+    try:
+        query, item = (_TEMPLATES.from_string(text) for text in (fields.query, fields.item))
+        for row in rows:
+            query.render(query=row.query)
+            item.render(query=row.query, item=row.item)
+    except Exception as error:  # a template may do anything with a text
+        raise _error(f"{where}: fails for {row.where}: {error}.") from None
+    for row in rows if fields.labels else ():
+        if len(row.labels) != len(fields.labels):
+            raise _error(f"{where}.labels: must be {len(row.labels)}, as those of {row.where} are.")
+        if row.labels != rows[0].labels:
+            raise _error(f"{where}.labels: take the places of labels in their order, and {row.where} has another one.")
+    return Wording(name, where, score=fields)
 
 
 def _read_questions(name: str, where: str, given: Any, data: Labelled) -> Wording:
@@ -203,15 +217,27 @@ def _instead(put: Mapping[str, Any], question: Any, classes: Classes, where: str
     if "means" in put:
         meant = [_class(question, answer, where) for answer in _meant(put["means"], asked, own, where)]
     elif asked["type"] != question["type"] or len(own.names) != count:
-        raise _error(f"{where}.means: must say which answer of the data each of {_list(own.names)} means.")
-    elif set(own.names) == set(classes.names):
-        meant = [classes.names.index(name) for name in own.names]
+        raise _error(_UNCLEAR.format(where=where, names=_list(own.names)))
     else:
-        meant = list(range(count))  # other names, in the order of those of the data
+        meant = _alike(_texts(asked, own), _texts(question, classes), where)
     missing = set(range(count)) - set(meant)
     if missing:
         raise _error(f"{where}.means: nothing means {classes.names[min(missing)]}.")
     return AskedPart(None, asked, np.eye(count)[meant])
+
+
+def _texts(question: Any, classes: Classes) -> list[str]:
+    """Return what the classes of a question are called where it is read: levels by their texts."""
+    return list(map(str, question["criteria"])) if question["type"] == "score" else list(classes.names)
+
+
+def _alike(mine: list[str], theirs: list[str], where: str) -> list[int]:
+    """Return the places of classes that have the same names, or new ones at the same places."""
+    if sorted(mine) == sorted(theirs) and len(set(mine)) == len(mine):
+        return [theirs.index(name) for name in mine]
+    if any(name != other and (name in theirs or other in mine) for name, other in zip(mine, theirs, strict=True)):
+        raise _error(_UNCLEAR.format(where=where, names=_list(mine)))
+    return list(range(len(mine)))
 
 
 def _class(question: Any, answer: Any, where: str) -> int:
@@ -241,6 +267,8 @@ def _one_by_one(put: Mapping[str, Any], question: Any, classes: Classes, where: 
             raise _error(f"{where}.{answer}: is no answer of the data's question, and no field of a question.")
         if _checked(each, f"{where}.{answer}").names != NO_YES:
             raise _error(f"{where}.{answer}: must be a noul question.")
+        if index in parts:
+            raise _error(f"{where}.{answer}: is the same answer as {parts[index].about}.")
         means = np.zeros((2, len(classes.names)))
         means[1, index] = 1.0
         parts[index] = AskedPart(answer, each, means)
@@ -254,7 +282,8 @@ def _as_answer(question: Any, name: str) -> bool | str | int:
     """Return an answer from the name of a field."""
     if question["type"] == "noul":
         return {"true": True, "false": False}.get(name, name)
-    return int(name) if question["type"] == "score" and name.isdecimal() else name
+    is_place = question["type"] == "score" and name not in question["criteria"] and name.isdecimal() and len(name) < 9
+    return int(name) if is_place else name
 
 
 def _checked(question: Any, where: str) -> Classes:
