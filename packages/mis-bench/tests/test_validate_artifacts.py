@@ -129,7 +129,7 @@ def test_a_folder_of_the_format_before_has_no_manifest_and_is_checked_all_the_sa
     assert checked(folder).exit_code == 0, checked(folder).output
     assert "has no window of round 6" in rewritten(folder, lambda lines: lines.pop())
     (folder / SUMMARY).unlink()
-    assert "there is no summary.json: the compare was interrupted" in checked(folder).stdout
+    assert "there is no summary.json: evidence of kind compare, which was interrupted" in checked(folder).stdout
 
 
 @pytest.mark.parametrize("file", [PLAN, SUMMARY])
@@ -143,9 +143,28 @@ def test_an_interrupted_run_is_called_so_and_is_readable(folder: Path, tmp_path:
         (folder / name).unlink()
     found = checked(folder)
     assert (found.exit_code, found.stdout.count("fault")) == (1, 1)
-    assert "there is no manifest.json: the compare was interrupted" in found.stdout
+    assert "there is no manifest.json: evidence of kind compare, which was interrupted" in found.stdout
     page = CliRunner().invoke(main, ["report", str(folder), "--output", str(tmp_path / "page.html")])
     assert page.exit_code == 0, page.output
+
+
+def test_files_of_others_that_have_our_names_are_none_of_ours(tmp_path: Path) -> None:
+    for name in ("manifest.json", "summary.json", "plan.json"):
+        (tmp_path / "web" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "web" / name).write_text('{"name": "an application", "icons": []}')
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    assert "There is nothing to check" in checked(tmp_path, "--all").output
+    (tmp_path / "mine.json").write_text('{"schema_version": []}')
+    assert "1 checked, 1 faults" in checked(tmp_path, "--all").stdout
+
+
+def test_what_no_schema_refuses_is_a_fault_and_no_traceback(folder: Path) -> None:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["files"][0]["path"] = "a\0b"
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    assert "files.0.path" in checked(folder).stdout
+    (folder / MANIFEST).write_text("[" * 100_000)
+    assert checked(folder).stdout.endswith("1 checked, 1 faults\n")
 
 
 def test_nothing_of_a_folder_is_passed_over_in_silence(folder: Path, tmp_path: Path) -> None:
@@ -162,7 +181,7 @@ def test_nothing_of_a_folder_is_passed_over_in_silence(folder: Path, tmp_path: P
 def test_a_folder_takes_one_command(bench: Bench, folder: Path) -> None:
     assert "already holds manifest.json" in bench("validate", "--model", ".", folder=folder).said
     (folder / "validation.json").write_text("{}")
-    assert "validation.json: a compare has no such file" in checked(folder).stdout
+    assert "validation.json: evidence of kind compare has no such file" in checked(folder).stdout
 
 
 def test_a_report_and_a_log_may_lie_beside_evidence(bench: Bench) -> None:

@@ -80,10 +80,10 @@ def read_artifact(path: Path) -> Artifact:
     """
     try:
         fields = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{path}: {error}") from None
     known = kinds()
-    kind = known.get(fields.get("schema_version", "")) if isinstance(fields, dict) else None
+    kind = known.get(str(fields.get("schema_version"))) if isinstance(fields, dict) else None
     if kind is None:
         raise ArtifactError(f"{path}: schema_version must be one of {', '.join(sorted(known))}")
     try:

@@ -76,7 +76,7 @@ def commit_of_checkout(module: Path) -> tuple[SourceCommit | None, str | None]:
         git("ls-files", "--error-unmatch", module.name)
         found = SourceCommit(commit=git("rev-parse", "HEAD"), is_dirty=bool(git("status", "--porcelain")))
         return found, git("branch", "--show-current") or None
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError, ValidationError):  # a repository may count in SHA-256
         return None, None
 
 

@@ -6,8 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mis_bench.results.records import RECORDS
+
 if TYPE_CHECKING:
     from mis_bench.evidence.folder import Checked
+
+
+_BEGIN_BYTES = 4096  # within which our documents name their schema
+_MOST_BYTES = 256 * 1024 * 1024  # of a document that stands alone
 
 
 @click.command("validate-artifacts")
@@ -42,17 +48,24 @@ def check_path(path: Path, *, below: bool) -> "list[Checked]":
     if path.is_file():
         return [check_folder(path.parent) if path.name in FILES else check_file(path)]
     files = sorted(each for each in path.glob("**/*" if below else "*") if each.is_file())
-    folders = dict.fromkeys(each.parent for each in files if each.name in FILES)
+    folders = dict.fromkeys(each.parent for each in files if each.name in FILES and not (below and _is_another(each)))
     alone = [each for each in files if each.parent not in folders and _claims(each)]
     return [*map(check_folder, folders), *map(check_file, alone)]
 
 
+def _is_another(path: Path) -> bool:
+    """Whether a file of a name that evidence has, a web application's `manifest.json` for instance, is none of ours."""
+    with path.open("rb") as file:
+        begin = file.read(_BEGIN_BYTES)
+    return bool(begin) and b'"mis-' not in begin and not (path.name == RECORDS and b'"kind"' in begin)
+
+
 def _claims(path: Path) -> bool:
     """Whether a file claims to be a document of ours."""
-    if path.suffix != ".json":
+    if path.suffix != ".json" or path.stat().st_size > _MOST_BYTES:
         return False
     try:
         fields = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(fields, dict) and "schema_version" in fields

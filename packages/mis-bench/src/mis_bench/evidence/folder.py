@@ -27,6 +27,8 @@ def check_folder(folder: Path) -> Checked:
             faults.append(fault)  # noqa: PERF402 - those before an error are kept
     except ArtifactError as error:
         faults.append(_below(folder, str(error)))
+    except (OSError, ValueError, ArithmeticError, RecursionError) as error:  # of content that no schema refuses
+        faults.append(f"it cannot be checked: {type(error).__name__}: {error}")
     return Checked(folder, faults, warnings)
 
 
@@ -51,13 +53,14 @@ def _faults(folder: Path, warnings: list[str]) -> Iterator[str]:
     changes = list(manifest.changes(folder))
     yield from changes
     missing = [name for name in kind.stated if not (folder / name).exists()]
-    yield from (f"{name}: it is missing, and a {manifest.kind} needs it" for name in missing if name not in listed)
+    needs = f"evidence of kind {manifest.kind} needs"
+    yield from (f"{name}: it is missing, and {needs} it" for name in missing if name not in listed)
     for name in kind.stated:
         if name not in listed:
-            yield f"{MANIFEST}: files does not list {name}, which a {manifest.kind} needs"
+            yield f"{MANIFEST}: files does not list {name}, which {needs}"
     for name in sorted(FILES - {MANIFEST} - set(kind.stated)):
         if (folder / name).exists():
-            yield f"{name}: a {manifest.kind} has no such file"
+            yield f"{name}: evidence of kind {manifest.kind} has no such file"
     if missing:
         return
     documents = {name: _document(folder / name, wanted) for name, wanted in kind.documents.items()}
@@ -84,10 +87,12 @@ def _old(folder: Path, evidence: EvidenceKind, warnings: list[str]) -> Iterator[
     kind: Kind = first.preset if isinstance(first, Plan) else next(name for name in KINDS if KINDS[name] is evidence)
     missing = [name for name in evidence.stated if not (folder / name).exists()]
     if not first.is_old:
-        yield f"there is no {MANIFEST}: the {kind} was interrupted"
+        yield f"there is no {MANIFEST}: evidence of kind {kind}, which was interrupted"
     elif missing:
-        yield f"there is no {' and no '.join(missing)}: the {kind} was interrupted"
-    for name in set(evidence.documents) - set(missing):
+        yield f"there is no {' and no '.join(missing)}: evidence of kind {kind}, which was interrupted"
+    for name in evidence.documents:
+        if name in missing:
+            continue
         document = _document(folder / name, evidence.documents[name])
         if document.is_old != first.is_old:
             yield f"{name}: {document.schema_version} does not go with {first.schema_version} of {evidence.first}"

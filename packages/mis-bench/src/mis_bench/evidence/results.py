@@ -15,7 +15,7 @@ def results_faults(folder: Path, kind: Kind) -> Iterator[str]:
     """Yield what is wrong with results, whatever their digests are; raises `ArtifactError`."""
     plan = read_plan(folder)
     if plan.preset != kind:
-        yield f"{PLAN}: preset is {plan.preset}, but the folder is a {kind}"
+        yield f"{PLAN}: preset is {plan.preset}, but its evidence is of kind {kind}"
     faults = list(islice(plan_faults(plan), MOST))
     yield from faults
     records = read_records(folder, plan)
@@ -29,9 +29,3 @@ def results_faults(folder: Path, kind: Kind) -> Iterator[str]:
     yield from islice(chain.from_iterable(asked), MOST)
     yield from islice(record_faults(plan, records, traces), MOST)
     yield from summary_faults(folder, Results.of_records(plan, records))
-
-
-def interrupted_faults(folder: Path, _kind: Kind) -> Iterator[str]:
-    """Yield what cannot be read of results that were interrupted; raises `ArtifactError`."""
-    read_records(folder, read_plan(folder))
-    yield from ()

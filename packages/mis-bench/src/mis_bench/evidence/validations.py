@@ -75,15 +75,17 @@ def _model_faults(found: Validation, model: ModelValidation) -> Iterator[str]:
     counts = sorted(timed) if found.speedup_items is None else found.speedup_items
     gates = {gate.name: gate for gate in model.gates}
     implied = {gate.name: gate for gate in implied_gates(model, counts)}
-    for name in implied.keys() - gates.keys():
-        yield f"gates has no {name}"
+    for name in implied:
+        if name not in gates:
+            yield f"gates has no {name}"
     for name, times in Counter(gate.name for gate in model.gates).items():
         if name not in implied or times > 1:
             yield f"gates has {name}, {'twice' if name in implied else 'which is no gate of this validation'}"
     # What PyTorch's rounding allowed was not written down before.
     knows_limits = not found.is_old or model.dtype == "float32"
-    for name in implied.keys() & gates.keys():
-        yield from _gate_faults(gates[name], implied[name], knows_limits=knows_limits)
+    for name in implied:
+        if name in gates:
+            yield from _gate_faults(gates[name], implied[name], knows_limits=knows_limits)
     if found.is_old:
         return
     for count in counts:

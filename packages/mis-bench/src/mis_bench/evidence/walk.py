@@ -1,6 +1,7 @@
 """A plan walked through once more, from its records: what must have happened next, and whether it is there.
 
-This is a second account of `measuring.execution`, which carries plans out; it shares nothing with it.
+This is a second account of `measuring.execution`, which carries plans out. Both have what a plan is, which rows are
+confirmed, and nothing else in common.
 """
 
 import math

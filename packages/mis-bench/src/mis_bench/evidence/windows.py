@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from itertools import takewhile
+from itertools import islice, takewhile
 
 from mis_bench.evidence.recorded import RecordedWindow, at
 from mis_bench.measuring.demand import ENDLESS
@@ -70,7 +70,7 @@ def _due(case: Case, found: RecordedWindow, trace: Trace | None, rate: float | N
         if until is None:
             times = [next(arrivals) for _ in calls]
         else:
-            times = list(takewhile(lambda due_s: due_s < until, arrivals))
+            times = list(islice(takewhile(lambda due_s: due_s < until, arrivals), len(calls) + MAX_ARRIVALS))
     else:
         times = [None] * len(calls)
     first = min((call.number for _, call in calls), default=0)

@@ -97,7 +97,9 @@ def _row(
     latency, items = Latency.of(milliseconds), _per_second(windows, good, lambda call: call.items)
     target, objective_ms = mine.plan.target(case.target), mine.plan.slo_p99_ms
     about = mine.opened[-1].about if mine.opened else None
-    within = objective_ms and _per_second(windows, good, lambda call: call.latency_s * 1e3 <= objective_ms)
+    within = None
+    if objective_ms is not None:
+        within = _per_second(windows, good, lambda call: call.latency_s * 1e3 <= objective_ms)
     warmups = [call.latency_s * 1e3 for call in mine.asked("warmup") if call.error is None]
     compared = [*(gate for gate in mine.gates if gate.name == "correctness"), *good]
     return Row(

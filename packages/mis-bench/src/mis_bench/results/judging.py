@@ -1,9 +1,11 @@
 """What figures mean: whether a row is clean, what may win, and which limits were missed."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from mis_bench.results.figures import Row, Status
 from mis_bench.results.records import Case, Gates, Plan, Results, Tolerances
+from mis_bench.results.statistics import Latency
 from mis_bench.table import number
 from mis_bench.workload import task_of
 
@@ -96,7 +98,7 @@ def missed(gates: Gates, rows: Sequence[Row]) -> Iterator[str]:
         figures: dict[str, float | None] = {"min_items_per_second": row.speed or None} if row.is_whole else {}
         if not row.is_whole or row.case not in with_sizes:
             figures["max_p99_ms"] = row.latency.p99_ms if row.latency else None
-            figures["max_p99_over_p50"] = row.latency.p99_ms / row.latency.p50_ms if row.latency else None
+            figures["max_p99_over_p50"] = _spread(row.latency) if row.latency else None
         for gate, measured in figures.items():
             limit: float | None = getattr(gates, gate)
             if limit is None:
@@ -106,6 +108,10 @@ def missed(gates: Gates, rows: Sequence[Row]) -> Iterator[str]:
             elif (measured < limit) if gate.startswith("min") else (measured > limit):
                 found = f"measured {number(measured, 4)}, {100 * (measured / limit - 1):+.2g} %"
                 yield f"{row.name}: {gate} is {number(limit, 4)}, {found}"
+
+
+def _spread(latency: Latency) -> float:
+    return latency.p99_ms / latency.p50_ms if latency.p50_ms else math.inf
 
 
 def _status(row: Row, case: Case, mine: Results, fits: bool) -> tuple[Status, list[str]]:

@@ -1,5 +1,6 @@
 """Which rows of two runs may be compared: those of the same model and type, asked the same in the same way."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -69,15 +70,16 @@ def _short(fact: object) -> str:
 
 
 def partners(now: Sequence[tuple[Row, RowKey]], then: Sequence[tuple[Row, RowKey]]) -> list[tuple[Row, Row]]:
-    """Return the rows that are alike, of now and then; where several are, that of the same target, else none.
+    """Return the rows that are alike, of now and then: first those of the same target, then of what is left.
 
-    Each is in one pair at most.
+    Each is in one pair at most, and in none where it is not clear in which.
     """
+    alike = [(row, other) for row, key in now for other, theirs in then if not any(key.unlike(theirs))]
     found: list[tuple[Row, Row]] = []
-    for row, key in now:
-        taken = [id(other) for _, other in found]
-        alike = [other for other, theirs in then if id(other) not in taken and not any(key.unlike(theirs))]
-        mine = [other for other in alike if other.target == row.target] or alike
-        if len(mine) == 1:
-            found.append((row, mine[0]))
-    return found
+    for wanted in ([pair for pair in alike if pair[0].target == pair[1].target], alike):
+        taken = {id(row) for pair in found for row in pair}
+        left = [pair for pair in wanted if not taken & set(map(id, pair))]
+        uses = Counter(id(row) for pair in left for row in pair)
+        found += [pair for pair in left if all(uses[id(row)] == 1 for row in pair)]
+    order = {id(row): place for place, (row, _) in enumerate(now)}
+    return sorted(found, key=lambda pair: order[id(pair[0])])

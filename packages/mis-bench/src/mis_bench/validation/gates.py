@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from mis_bench.artifact import Artifact, Part
 from mis_bench.environment import Environment
@@ -89,7 +89,7 @@ class Timing(Part):
     """Many items in one request against the same items one at a time."""
 
     items: int = Field(ge=1)
-    multi_ms: list[float] = Field(min_length=1, description="Every timed request.")
+    multi_ms: list[PositiveFloat] = Field(min_length=1, description="Every timed request.")
     serial_ms: list[float] = Field(min_length=1, description="Every timed pass over the items, one at a time.")
 
     @property
