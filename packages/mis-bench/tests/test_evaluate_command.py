@@ -299,7 +299,7 @@ PUBLISHED = {"models": [{"name": "jev-1.13.0", "description": "", "release_date"
         (PUBLISHED | {"data": [{"id": "ours"}]}, "ours"),
         ({"data": [{"id": "ours"}], "models": []}, "ours"),
         ({"status": "ok", "model": "a-nano"}, "jev-latest"),
-        ({"data": []}, None),
+        ({"data": []}, "jev-latest"),
         ((404, "no such route"), "jev-latest"),
         ((200, "no JSON"), "jev-latest"),
     ],

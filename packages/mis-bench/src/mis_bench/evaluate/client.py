@@ -145,9 +145,7 @@ class SystemOneClient(Client):
     """A server of System One, which refuses a request without a model."""
 
     def default_model(self, listed: Any) -> str | None:
-        """Return the first of OpenAI's list or of the published one; without a list the alias that all servers know."""
-        if not isinstance(listed, dict) or not {"models", "data"} & listed.keys():
-            return _SYSTEM_ONE_ALIAS
+        """Return the first of OpenAI's list or of the published one; of none the alias that all servers know."""
         return super().default_model(listed) or _first(listed, "models", "name") or _SYSTEM_ONE_ALIAS
 
 

@@ -160,9 +160,9 @@ class _Permuted:
     ) -> Float64[np.ndarray, "classes classes"]:
         """Ask in all rotations of the options; raises `CallFailed`."""
         options = list(question["criteria"].items())
-        turned = [dict(options[by:] + options[:by]) for by in range(len(options))]
+        rotations = [dict(options[by:] + options[:by]) for by in range(len(options))]
         replies = await asyncio.gather(
-            *(self._decide(send, state, {name: dict(question) | {"criteria": each}}) for each in turned),
+            *(self._decide(send, state, {name: dict(question) | {"criteria": each}}) for each in rotations),
             return_exceptions=True,  # all are awaited
         )
         rows: list[Sequence[float]] = []

@@ -282,8 +282,8 @@ def _as_answer(question: Any, name: str) -> bool | str | int:
     """Return an answer from the name of a field."""
     if question["type"] == "noul":
         return {"true": True, "false": False}.get(name, name)
-    is_place = question["type"] == "score" and name not in question["criteria"] and name.isdecimal() and len(name) < 9
-    return int(name) if is_place else name
+    is_index = question["type"] == "score" and name not in question["criteria"] and name.isdecimal() and len(name) < 9
+    return int(name) if is_index else name
 
 
 def _checked(question: Any, where: str) -> Classes:

@@ -81,5 +81,5 @@ def partners(now: Sequence[tuple[Row, RowKey]], then: Sequence[tuple[Row, RowKey
         left = [pair for pair in wanted if not taken & set(map(id, pair))]
         uses = Counter(id(row) for pair in left for row in pair)
         found += [pair for pair in left if all(uses[id(row)] == 1 for row in pair)]
-    order = {id(row): place for place, (row, _) in enumerate(now)}
+    order = {id(row): index for index, (row, _) in enumerate(now)}
     return sorted(found, key=lambda pair: order[id(pair[0])])
