@@ -14,7 +14,7 @@ import httpx
 import pytest
 from playwright.sync_api import Route, expect
 
-from mis_testing.server import RunningServer
+from mis_testing.server import RunningServer, freeze
 from playground_pages import KEY, Watched, address, ask, enter_key, send
 
 Open = Callable[..., Watched]
@@ -290,11 +290,12 @@ def test_a_full_server_says_when_to_come_again(keyed: RunningServer, open_page: 
     asked = httpx.Client(base_url=keyed.base_url, headers={"authorization": f"Bearer {KEY}"}, trust_env=False)
     body = {"query": [1, 2], "items": [[3]], "label_token_ids": [4]}
     engine = keyed.engine_pid
-    os.kill(engine, signal.SIGSTOP)
+    freeze(engine)
     try:
         with ThreadPoolExecutor() as pool:
             waiting = pool.submit(asked.post, "/v1/score", json=body, timeout=120)
             while asked.get("/load").json()["server_load"] == 0:
+                assert not waiting.done()
                 time.sleep(0.02)
             send(page)
             expect(page.locator("#error")).to_contain_text("429 queue_full: ")

@@ -122,6 +122,14 @@ def stop(process: subprocess.Popen[bytes], timeout_s: float) -> None:
     process.wait()
 
 
+def freeze(pid: int) -> None:
+    """Stop a process as SIGSTOP does, and return when none of its threads runs any more; Linux only."""
+    os.kill(pid, signal.SIGSTOP)
+    tasks = Path(f"/proc/{pid}/task")
+    while not all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks.iterdir()):
+        time.sleep(0.001)  # the signal reaches each thread when it runs next
+
+
 def free_port() -> int:
     """Return a loopback port that nothing listens on now.
 
