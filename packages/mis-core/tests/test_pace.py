@@ -226,6 +226,7 @@ def test_what_ends_the_thread_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPa
         loop.submit(request_of(0, 1)).result(timeout=60)
     with pytest.raises(EngineUnavailable):
         loop.submit(request_of(0, 1))
+    loop.close()  # waits for the thread, which reports its end to whichever test runs then
 
 
 def test_a_full_step_is_planned_while_another_runs() -> None:
