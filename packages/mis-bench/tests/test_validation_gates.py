@@ -17,7 +17,7 @@ from mis_bench.targets.target import CallFailed, TargetUnavailable
 from mis_bench.validation.cases import build_cases
 from mis_bench.validation.gates import FIGURES, VALIDATION, GatedFigure, ModelValidation, Validation
 from mis_bench.validation.isolation import KINDS
-from mis_bench.validation.run import ValidatedTarget, validate
+from mis_bench.validation.run import ValidatedTarget, num_steps, validate
 from mis_bench.workload import Workload
 from validation_fakes import SERIAL_S, Fake, Fault, drifts, rounds
 
@@ -66,12 +66,12 @@ def run(opening):
         spec: str = "engine",
         waiver: str | None = None,
         counts: Sequence[int] = (),
-        on_gate: Callable[[str], None] = lambda _: None,
+        on_step: Callable[[str, ModelValidation], None] = lambda *_: None,
         **openings: Callable[..., Fake],
     ) -> ModelValidation:
         opening(target, **openings)
         subject = ValidatedTarget("fake", spec, {}, None, waiver=waiver)
-        return asyncio.run(validate(subject, CASES, counts, on_gate))
+        return asyncio.run(validate(subject, CASES, counts, on_step))
 
     return validated
 
@@ -87,12 +87,16 @@ def failed(found: ModelValidation) -> set[str]:
 
 @pytest.mark.parametrize("spec", ["engine", "mis=http://localhost"])
 def test_a_faultless_scorer_passes_every_gate_and_is_closed(run, spec: str) -> None:
-    told: list[str] = []
+    told: dict[str, ModelValidation] = {}
     target = Fake()
-    found = run(target, spec=spec, counts=[1, 32], on_gate=told.append)
+    found = run(target, spec=spec, counts=[1, 32], on_step=told.__setitem__)
     assert found.passed
     assert target.is_closed
-    assert len(told) == len(set(told)) == len(KINDS) + 5
+    assert len(told) == num_steps([1, 32]) == len(KINDS) + 5
+    kept = [len(each.gates) for each in told.values()]
+    assert kept[: len(KINDS)] == list(range(len(KINDS)))
+    assert kept == sorted(kept)
+    assert not any(each.passed for each in told.values())
     measured = {gate.name: gate.measured for gate in found.gates}
     assert measured[MUTATION] == measured[LENGTH] == 0.0
     assert all(value < 1e-12 for name, value in measured.items() if "serial.max_abs" in name or "torch" in name)
@@ -409,10 +413,30 @@ def test_the_command_prints_a_table_writes_the_artifact_and_succeeds(invoke, mod
 
 def test_an_interrupted_validation_has_not_passed(invoke, model: str, other: str, tmp_path: Path) -> None:
     result = invoke(broken={other: KeyboardInterrupt()})("--model", model, "--model", other)
-    assert result.exit_code == 1
+    assert result.exit_code == 130
     found = written(tmp_path)
     assert found.models[0].passed
     assert (found.planned, found.passed) == ([model, other], False)
+
+
+def test_gates_are_kept_from_before_an_interruption(invoke, model: str, tmp_path: Path) -> None:
+    def interrupted() -> Fake:
+        raise KeyboardInterrupt
+
+    result = invoke(reference=interrupted)("--model", model)
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-1] == f"Interrupted. What was measured until then is in {tmp_path}."
+    found = written(tmp_path)
+    (kept,) = found.models
+    assert [gate.status for gate in kept.gates] == ["passed"] * (len(KINDS) + 1)
+    assert (kept.passed, found.passed) == (False, False)
+    assert kept.verdict == f"{model}: interrupted after {len(KINDS) + 1} gates"
+    checked = CliRunner().invoke(main, ["validate-artifacts", str(tmp_path)])
+    assert checked.exit_code == 1
+    assert "interrupted" in checked.output
+    page = tmp_path / "page.html"
+    assert CliRunner().invoke(main, ["report", str(tmp_path), "--output", str(page)]).exit_code == 0
+    assert "isolation.permutation_max_abs_diff" in page.read_text()
 
 
 def test_a_model_that_is_unavailable_fails_and_the_next_is_validated(

@@ -3,6 +3,8 @@
 import importlib
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -18,6 +20,16 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 class ArtifactError(ValueError):
     """A file is not the artifact that it should be; names the file and the field."""
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an `OSError` name a file if it names none: that of a full disk does not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 class Part(BaseModel):
@@ -61,7 +73,8 @@ class Artifact(Part):
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(path.name + ".partial")
-        partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        with naming(path):
+            partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
         partial.replace(path)
 
 

@@ -11,6 +11,7 @@ from mis_bench.checkpoints import CheckpointError, resolve_checkpoint
 from mis_bench.estimate.command import estimate
 from mis_bench.evaluate.command import evaluate
 from mis_bench.evidence.command import validate_artifacts
+from mis_bench.interruption import Interruption, sentences
 from mis_bench.perf.command import perf
 from mis_bench.presets.compare import compare, matrix
 from mis_bench.presets.decisions import decisions
@@ -65,17 +66,26 @@ _COMMANDS = (
 
 
 class _Group(click.Group):
-    """Says in one sentence what a user can mend, and exits with 1; with 2 if it was in the command line."""
+    """Says in one sentence what a user can mend, and exits with 1; with 2 if it was in the command line.
+
+    Whoever interrupts a command reads where the results are, and finds the signal in its exit status.
+    """
 
     def invoke(self, ctx: click.Context) -> object:
+        interruption = Interruption()
         try:
-            return super().invoke(ctx)
+            with interruption.watched():
+                return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            click.echo(sentences("\nInterrupted.", error), err=True)
+            ctx.exit(interruption.status)
         except TargetUnavailable as error:
-            raise click.ClickException(str(error)) from None
+            raise click.ClickException(sentences(str(error), error)) from None
         except (WorkloadNameError, ArtifactError) as error:
-            raise click.BadParameter(str(error)) from None
+            raise click.BadParameter(sentences(str(error), error)) from None
         except OSError as error:
-            raise click.FileError(str(error.filename), error.strerror) from None
+            what = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+            raise click.ClickException(sentences(f"{what}.", error)) from None
 
 
 @click.group(

@@ -3,6 +3,7 @@
 import datetime
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,16 @@ import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
 
 from mis_bench.drawing import TOKEN_IDS
 from mis_bench.manifest import MANIFEST
@@ -22,6 +32,8 @@ from mis_bench.targets.target import About
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 ABOVE_0 = click.FloatRange(0, min_open=True)
+
+_LINE_S = 10.0
 
 
 def pairs(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
@@ -124,13 +136,40 @@ def identity(began: datetime.datetime, what: str) -> str:
     return f"{began:%Y%m%dT%H%M%SZ}-{what}"
 
 
+class TimeLeft(ProgressColumn):
+    """The time left if the rest goes on as it went until now. Rich's own forgets what is older than 30 s."""
+
+    def render(self, task: Task) -> Text:
+        """Return the time, or dashes before there is a first part to judge by."""
+        left = None
+        if task.elapsed is not None and task.completed and task.total is not None:
+            left = datetime.timedelta(seconds=int(task.elapsed * (task.total / task.completed - 1)))
+        return Text("-:--:--" if left is None else str(left), style="progress.remaining")
+
+
 @contextmanager
-def progress(title: str, total: int | None = None) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a progress bar on standard error, with the time left; yields what moves it, see `execution.Progress`."""
+def progress(title: str, total: int | None = None) -> Iterator[Callable[[str, float, int], None]]:
+    """Show a progress bar on standard error, with the time left; yields what moves it, see `execution.Progress`.
+
+    A log gets a line for what begins, but for what begins within `_LINE_S` of another.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True)) as bars:
+    console = Console(stderr=True)
+    told, printed_s = title, -_LINE_S
+
+    with Progress(*columns, TextColumn("left"), TimeLeft(), console=console) as bars:
         bar = bars.add_task(title, total=total)
-        yield lambda what, over, total: bars.update(bar, description=what, completed=over, total=total)
+
+        def show(what: str, over: float, total: int) -> None:
+            nonlocal told, printed_s
+            bars.update(bar, description=what, completed=over, total=total)
+            now = time.monotonic()
+            if not console.is_terminal and what != told and now - printed_s >= _LINE_S:
+                click.echo(f"{what} ({over:.0f}/{total})", err=True)
+                printed_s = now
+            told = what
+
+        yield show
 
 
 def caption(about: About, hardware: str) -> str:

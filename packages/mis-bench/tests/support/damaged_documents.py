@@ -36,6 +36,7 @@ def of_validation() -> Iterator[Damage]:
     yield Damage("a gate waived", _model(lambda m: m["gates"][0].update(is_waived=True)), "is_waived of isolation")
     yield Damage("no reason", _model(lambda m: m["gates"][0].update(measured=None, detail="")), "does not say why")
     yield Damage("an edited speed-up", _model(lambda m: m["gates"][23].update(measured=99.0)), "but timings make it")
+    yield Damage("an interruption", _model(lambda m: m.update(is_whole=False)), "it was interrupted")
     yield Damage("another type", _model(lambda m: m.update(dtype="int8")), "dtype is int8, but about says bfloat16")
     yield Damage("a timing less", _model(lambda m: m["timings"].pop(0)), "timings: 1 items were to be timed, once")
     yield Damage(

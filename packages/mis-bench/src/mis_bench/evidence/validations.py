@@ -65,6 +65,8 @@ def implied_gates(model: ModelValidation, counts: list[int]) -> Iterator[GatedFi
 
 
 def _model_faults(found: Validation, model: ModelValidation) -> Iterator[str]:
+    if not model.is_whole:
+        yield "is_whole is false: it was interrupted"
     computed = "int8" if model.about.options.get("quantization") == "int8" else model.about.dtype
     if computed not in (None, "auto", model.dtype):
         yield f"dtype is {model.dtype}, but about says {computed}"

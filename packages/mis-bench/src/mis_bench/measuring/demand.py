@@ -103,6 +103,19 @@ class Demand:
         small = build_workload(f"{AFTERWARDS}@{self.workload.num_labels}")
         return self.encoded(target, GATED, small.within(self.case.workload.vocab_size))
 
+    def share(self, finished: int, done_s: float) -> float:
+        """Return how much of a window is over.
+
+        Args:
+            finished: Requests that are.
+            done_s: When the last of them was, in seconds since the window began.
+        """
+        load = self.case.load
+        requests = load.requests if self.trace is None else len(self.trace.arrivals)
+        if requests is not None:
+            return finished / requests
+        return 1.0 if load.seconds is None else min(1.0, done_s / load.seconds)
+
     def window(self, target: Target, turn: int) -> Iterator[DueRequest]:
         """Yield the requests of a round; endless if the load's time decides how many there are."""
         if self.trace is not None:

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import datetime
+import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +27,7 @@ from mis_bench.results.records import (
     Plan,
     ProductRate,
     Record,
+    Sent,
     Window,
     append,
     begin,
@@ -39,8 +42,8 @@ ATTEMPTS = 3
 DERIVED: Mapping[Kind, Sequence[str]] = {"sweep": ("report.html",)}
 """Files that commands compute from results and write beside them, by preset."""
 
-Progress = Callable[[str, int, int], None]
-"""Told what is done now, how many windows are over, and how many there will be."""
+Progress = Callable[[str, float, int], None]
+"""Told what is done now, how many windows are over, with the share of the one under way, and how many there will be."""
 
 
 async def check(openers: Mapping[str, Opener]) -> dict[str, str]:
@@ -164,9 +167,14 @@ class _Execution:
         """Let cases take their turns; in every second round in reverse order."""
         order = [name for name in names if name in self.demands][:: 1 if turn % 2 else -1]
         await self._measure_products(turn, [self.demands[name].case for name in order])
-        found = [await self._turn(name, phase, turn) for name in order if self._has_rate(name)]
-        calls = self.gatekeeper.judge([call for _, calls in found for call in calls])
-        self._append([*calls, *(window for window, _ in found)])
+        found: list[tuple[Window, list[Call]]] = []
+        try:
+            for name in order:
+                if self._has_rate(name):
+                    found.append(await self._turn(name, phase, turn))  # noqa: PERF401 - see below
+        finally:  # what ends a round early leaves the windows that are over
+            calls = self.gatekeeper.judge([call for _, calls in found for call in calls])
+            self._append([*calls, *(window for window, _ in found)])
 
     async def _measure_products(self, turn: int, cases: Sequence[Case]) -> None:
         """Measure how fast targets multiply whose requests have a limit that follows from it."""
@@ -182,8 +190,19 @@ class _Execution:
         if demand.case.load.rate_share is not None:
             closed = self.plan.reaching(demand.case).name
             demand = demand.at_rate(demand.case.load.rate_share * float(np.median(self.reached[closed])))
-        self._tell(f"warming up {name}" if phase == "warmup" else name)
-        window, calls = await measure(demand, self.targets[demand.case.target], phase, turn, self.plan.timeout_s)
+        target, timeout_s = self.targets[demand.case.target], self.plan.timeout_s
+        if phase == "warmup":
+            self._tell(f"warming up {name}")
+            window, calls = await measure(demand, target, phase, turn, timeout_s)
+        else:
+            self._tell(name)
+            finished = itertools.count(1)
+            window, calls = await measure(
+                demand, target, phase, turn, timeout_s,
+                on_sent=lambda sent: self._tell(name, demand.share(next(finished), sent.done_s)),
+            )  # fmt: skip
+            self.over += 1
+            self._tell(name)
         answered = sum(call.error is None for call in calls)
         if phase == "timed" and answered and window.seconds:
             self.reached.setdefault(name, []).append(answered / window.seconds)
@@ -196,17 +215,22 @@ class _Execution:
         case = self.demands[name].case
         return case.load.rate_share is None or self.plan.reaching(case).name in self.reached
 
-    def _tell(self, what: str) -> None:
-        total = self.plan.repeat * self.plan.rounds * len(self.plan.cases)
-        self.on_progress(what, self.over, max(self.over, total))
+    def _tell(self, what: str, share: float = 0.0) -> None:
+        over, planned = self.over + share, self.plan.repeat * self.plan.rounds * len(self.plan.cases)
+        self.on_progress(what, over, max(math.ceil(over), planned))
 
     def _append(self, records: Sequence[Record]) -> None:
         append(self.folder, records)
-        self.over += sum(isinstance(record, Window) and record.phase != "warmup" for record in records)
 
 
 async def measure(
-    demand: Demand, target: Target, phase: Phase, turn: int, timeout_s: float
+    demand: Demand,
+    target: Target,
+    phase: Phase,
+    turn: int,
+    timeout_s: float,
+    *,
+    on_sent: Callable[[Sent], None] = lambda _: None,
 ) -> tuple[Window, list[Call]]:
     """Make the target forget the queries of a cold case, or know that of a warm one; then send, and count."""
     case, load, forgot = demand.case, demand.case.load, False
@@ -223,6 +247,7 @@ async def measure(
         max_concurrency=load.max_concurrency,
         timeout_s=timeout_s,
         seconds=None if phase == "warmup" else load.seconds,
+        on_sent=on_sent,
     )
     after = await target.counts()
     # A count that fell began anew: the target was started again, and nobody knows what it counted before.

@@ -1,11 +1,13 @@
 """`mis-bench perf`."""
 
 import tempfile
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 import click
 
+from mis_bench.interruption import keeping
 from mis_bench.options import checkpoint, new_folder, progress, vocabulary
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -35,7 +37,8 @@ def perf(base: str | None, repository: Path, model: str, sessions: int, output: 
     assert directory is not None, "there is a default"
     with tempfile.TemporaryDirectory(prefix="mis-perf-") as scratch:
         folder = new_folder(output or Path(scratch) / "results", "perf", "plan.json")
-        with progress("both versions put in place") as show:
+        kept = nullcontext() if output is None else keeping(folder)
+        with kept, progress("both versions put in place") as show:
             sources = check_out(repository.resolve(), base, Path(scratch).resolve())
             openers = {side: BlockingOpener(partial(Side, sources.folder / side, directory, OPTIONS)) for side in SIDES}
             plan = plan_of(sources, directory, vocabulary(directory, None), sessions)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mis_bench.environment import environment, model_sha256
+from mis_bench.interruption import keeping
 from mis_bench.options import (
     ABOVE_0,
     SHARED,
@@ -212,7 +213,7 @@ class Bench:
             }
         )  # fmt: skip
         folder = new_folder(given.output, run_id, PLAN)
-        with progress(preset) as show:
+        with keeping(folder), progress(preset) as show:
             return execute(plan, self.openers, folder, allow_missing=given.allow_missing, on_progress=show)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
+from mis_bench.interruption import keeping
 from mis_bench.options import caption, checkpoint, identity, new_folder, progress, target_options, vocabulary
 from mis_bench.profile.records import PROFILE, Profile, Scenario
 from mis_bench.profile.scenarios import plan_of
@@ -84,7 +85,7 @@ def profile(
             await target.close()
 
     asked = itertools.count(1)
-    with progress(scenario, plan.requests) as show:
+    with keeping(folder), progress(scenario, plan.requests) as show:
         result = asyncio.run(profiled_of(lambda: show(scenario, next(asked), plan.requests)))
         result.keep(folder)
     click.echo(caption(result.target, result.environment.hardware))

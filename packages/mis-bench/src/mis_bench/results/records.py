@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import AwareDatetime, ConfigDict, Field, SkipValidation, TypeAdapter, ValidationError
 
-from mis_bench.artifact import Artifact, ArtifactError, Part, first_fault, read_artifact
+from mis_bench.artifact import Artifact, ArtifactError, Part, first_fault, naming, read_artifact
 from mis_bench.environment import Environment
 from mis_bench.targets.target import About
 from mis_bench.traces import Trace
@@ -335,7 +335,7 @@ def append(folder: Path, records: Iterable[Record]) -> None:
     Raises:
         OSError: they cannot be written.
     """
-    with (folder / RECORDS).open("a", encoding="utf-8") as file:
+    with naming(folder / RECORDS), (folder / RECORDS).open("a", encoding="utf-8") as file:
         for record in records:
             fields = {"kind": record.kind} | record.model_dump(mode="json", exclude_defaults=True)
             file.write(json.dumps(fields, separators=(",", ":")) + "\n")

@@ -2,18 +2,21 @@
 
 import asyncio
 import datetime
+import itertools
 import json
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from mis_bench.interruption import keeping
 from mis_bench.manifest import seal
-from mis_bench.options import caption, checkpoint, identity, new_folder, target_options, vocabulary
+from mis_bench.options import caption, checkpoint, identity, new_folder, progress, target_options, vocabulary
 
 if TYPE_CHECKING:
-    from mis_bench.validation.gates import Dtype
+    from mis_bench.validation.cases import Cases
+    from mis_bench.validation.gates import Dtype, ModelValidation, Validation
+    from mis_bench.validation.run import ValidatedTarget
 
 MODEL_MATRIX = tuple(
     f"random:{shape}/8"
@@ -64,8 +67,7 @@ def validate(
 
     Exit status 1: a gate of a model failed, or could not be run.
     """
-    from mis_bench.environment import environment, hardware_of
-    from mis_bench.targets.target import TargetUnavailable
+    from mis_bench.environment import environment
     from mis_bench.validation import run
     from mis_bench.validation.cases import build_cases
     from mis_bench.validation.gates import VALIDATION, Validation
@@ -80,25 +82,18 @@ def validate(
     path = new_folder(output, identity(datetime.datetime.now(datetime.UTC), "validate"), VALIDATION) / VALIDATION
     if spec == "engine":
         options = {"dtype": dtype or "bfloat16", **options}
-    here = environment(hardware)
-    counts = sorted({1, 8, 32, *more})
-    found = Validation(environment=here, planned=list(directories), models=[], speedup_items=counts, rounds=run.ROUNDS)
-    for model, directory in directories.items():
-        subject = run.ValidatedTarget(model, spec, options, directory, dtype, without_pytorch or None, timeout)
-        cases = build_cases(vocabulary(directory, vocab_size), _end_of_text(directory))
-        try:
-            validated = asyncio.run(run.validate(subject, cases, counts, partial(click.echo, err=True)))
-        except TargetUnavailable as error:
-            found = found.model_copy(update={"unavailable": found.unavailable | {model: str(error)}})
-        else:
-            here = here.model_copy(update={"hardware": hardware_of(hardware, validated.about, here.hardware)})
-            found = found.model_copy(update={"environment": here, "models": [*found.models, validated]})
-            validated.table.show()
-            for timing in validated.timings:
-                click.echo(f"{timing.items} items at once: {timing.speedup:.3g} times as fast as one by one")
-            click.echo(caption(validated.about, here.hardware))
+    found = Validation(
+        environment=environment(hardware), planned=list(directories), models=[],
+        speedup_items=sorted({1, 8, 32, *more}), rounds=run.ROUNDS,
+    )  # fmt: skip
+    with keeping(path.parent):
         found.write(path)
-    seal(path.parent, "validate", [VALIDATION])
+        for model, directory in directories.items():
+            subject = run.ValidatedTarget(model, spec, options, directory, dtype, without_pytorch or None, timeout)
+            cases = build_cases(vocabulary(directory, vocab_size), _end_of_text(directory))
+            found = _validated(found, subject, cases, path, hardware)
+            found.write(path)
+        seal(path.parent, "validate", [VALIDATION])
     for each in found.models:
         click.echo(each.verdict)
     for model, why in found.unavailable.items():
@@ -106,6 +101,40 @@ def validate(
     click.echo(f"Written: {path}", err=True)
     if not found.passed:
         raise SystemExit(1)
+
+
+def _validated(
+    before: "Validation", subject: "ValidatedTarget", cases: "Cases", path: Path, hardware: str | None
+) -> "Validation":
+    """Validate one more model, print what was found, and return all of it; keep in the file what there is meanwhile."""
+    from mis_bench.environment import hardware_of
+    from mis_bench.targets.target import TargetUnavailable
+    from mis_bench.validation import run
+
+    counts, here = before.speedup_items or [], before.environment
+    total, steps = run.num_steps(counts), itertools.count()
+
+    def together(found: "ModelValidation") -> "Validation":
+        where = here.model_copy(update={"hardware": hardware_of(hardware, found.about, here.hardware)})
+        return before.model_copy(update={"environment": where, "models": [*before.models, found]})
+
+    def keep(name: str, found: "ModelValidation") -> None:
+        show(name, next(steps), total)
+        if found.gates:
+            together(found).write(path)
+
+    try:
+        with progress(subject.model, total) as show:
+            validated = asyncio.run(run.validate(subject, cases, counts, keep))
+            show(subject.model, total, total)
+    except TargetUnavailable as error:
+        return before.model_copy(update={"unavailable": before.unavailable | {subject.model: str(error)}})
+    after = together(validated)
+    validated.table.show()
+    for timing in validated.timings:
+        click.echo(f"{timing.items} items at once: {timing.speedup:.3g} times as fast as one by one")
+    click.echo(caption(validated.about, after.environment.hardware))
+    return after
 
 
 def _end_of_text(directory: Path | None) -> int | None:

@@ -111,11 +111,12 @@ class ModelValidation(Part):
         default=None, description="`FIGURES` of PyTorch in bfloat16 beside float32, where thresholds follow from them."
     )
     waiver: str | None = Field(default=None, description="Why the user did without PyTorch.")
+    is_whole: bool = Field(default=True, description="Whether every gate was measured; not if that was interrupted.")
 
     @property
     def passed(self) -> bool:
-        """Whether every gate passed or was waived, and there are some."""
-        return bool(self.gates) and all(gate.status in ("passed", "waived") for gate in self.gates)
+        """Whether every gate was measured and passed or was waived, and there are some."""
+        return self.is_whole and bool(self.gates) and all(gate.status in ("passed", "waived") for gate in self.gates)
 
     @property
     def verdict(self) -> str:
@@ -123,6 +124,8 @@ class ModelValidation(Part):
         failed = [gate.name for gate in self.gates if gate.status in ("failed", "not run")]
         if not self.gates:
             return f"{self.model}: no gate was measured"
+        if not self.is_whole:
+            return f"{self.model}: interrupted after {len(self.gates)} gates"
         return f"{self.model}: " + (f"did not pass {', '.join(failed)}" if failed else "passed every gate")
 
     @property
@@ -139,13 +142,13 @@ class ModelValidation(Part):
 
 
 class Validation(Artifact, schema="mis-validation-v3", older=("mis-validation-v2",)):
-    """`validation.json`: written anew after each model, so that an interrupted validation has not passed."""
+    """`validation.json`: written anew with each gate: an interrupted validation keeps some, and has not passed."""
 
     environment: Environment
     planned: list[str] = Field(min_length=1, description="Models, in order.")
     speedup_items: list[int] | None = Field(default=None, description="Numbers of items to time, as planned.")
     rounds: int | None = Field(default=None, ge=1, description="Timed requests of each number, as planned.")
-    models: list[ModelValidation] = Field(description="Those that were validated.")
+    models: list[ModelValidation] = Field(description="Those that were validated, the last perhaps in part.")
     unavailable: dict[str, str] = Field(default={}, description="Why a model could not be, by its name.")
 
     @property

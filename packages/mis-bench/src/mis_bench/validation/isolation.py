@@ -87,7 +87,9 @@ def variants(case: Workload) -> dict[str, list[Variant]]:
     }  # fmt: skip
 
 
-async def isolation(scorer: CaseScorer, cases: Sequence[Workload], on_gate: Callable[[str], None]) -> list[GatedFigure]:
+async def isolation(
+    scorer: CaseScorer, cases: Sequence[Workload], on_gate: Callable[[str, Sequence[GatedFigure]], None]
+) -> list[GatedFigure]:
     """Measure isolation, in each way to disturb, and whether a changed item's own score does change.
 
     A scorer that overlooks changes proves nothing by keeping scores.
@@ -95,13 +97,13 @@ async def isolation(scorer: CaseScorer, cases: Sequence[Workload], on_gate: Call
     Args:
         scorer: Whom to ask.
         cases: Requests of at least two items.
-        on_gate: Told the name of each gate before it is measured.
+        on_gate: Told the name of each gate before it is measured, and those that were.
     """
     gates: list[GatedFigure] = []
     before: list[Scores] = []
     mutated: list[_Moved] = []
     for kind in KINDS:
-        on_gate(name := f"isolation.{kind}_max_abs_diff")
+        on_gate(name := f"isolation.{kind}_max_abs_diff", gates)
         kept: list[_Moved] = []
         try:
             before = before or [(await scorer.ask(case, anew=True)).scores for case in cases]

@@ -27,11 +27,13 @@ from mis_bench.validation.gates import (
     Timing,
     thresholds,
 )
-from mis_bench.validation.isolation import isolation
+from mis_bench.validation.isolation import KINDS, isolation
 from mis_bench.workload import Workload
 
 _WARM_UPS, ROUNDS = 1, 3
 """Requests before those that are timed, and timed ones, of each number of items."""
+
+_COMPARISONS = ("torch_serial", "equivalence_serial", "equivalence_query_plus_delimiter")
 
 Answers = list[Scores] | str
 """Scores of all cases, or why there are none. The first are full-vocabulary probabilities, none of them 0."""
@@ -77,8 +79,16 @@ class ValidatedTarget:
             await target.close()
 
 
+def num_steps(counts: Sequence[int]) -> int:
+    """Return how often `validate` tells what is measured next; `counts` are numbers of items for the speed-up."""
+    return len(KINDS) + len(_COMPARISONS) + len(counts)
+
+
 async def validate(
-    subject: ValidatedTarget, cases: Cases, counts: Sequence[int], on_gate: Callable[[str], None] = lambda _: None
+    subject: ValidatedTarget,
+    cases: Cases,
+    counts: Sequence[int],
+    on_step: Callable[[str, ModelValidation], None] = lambda *_: None,
 ) -> ModelValidation:
     """Measure what every gate judges.
 
@@ -86,32 +96,40 @@ async def validate(
         subject: What is validated.
         cases: What is asked.
         counts: Numbers of items for the speed-up.
-        on_gate: Told what is measured next.
+        on_step: Told what is measured next, and all that was found until then.
 
     Raises:
         TargetUnavailable: the target cannot run here, or there are no thresholds for the type it computes in.
     """
     is_engine, compared, token = subject.spec == "engine", cases.compared, cases.free_token
     softmaxed = [*compared, *(replace(case, apply_softmax=True) for case in compared)]  # computed in another way
+    rounding: list[float] | None = None
     timings: list[Timing] = []
     untimed: dict[int, str] = {}
+
+    def found(gates: Sequence[GatedFigure], *, is_whole: bool = False) -> ModelValidation:
+        return ModelValidation(
+            model=subject.model, dtype=dtype, about=target.about, gates=list(gates), timings=list(timings),
+            untimed=dict(untimed), rounding=rounding, waiver=subject.waiver, is_whole=is_whole,
+        )  # fmt: skip
+
     async with subject.opened(subject.spec, subject.options) as target:
         dtype = _computed(target.about, subject.dtype)
         multi = CaseScorer(target, subject.timeout_s)
         serial = replace(multi, layout={"scoring_algorithm": "serial"}) if is_engine else replace(multi, splits=True)
-        gates = await isolation(multi, cases.isolated, on_gate)
+        gates = await isolation(multi, cases.isolated, lambda name, gates: on_step(name, found(gates)))
 
-        on_gate("torch_serial")
+        on_step(_COMPARISONS[0], found(gates))
         torch, rounding = await _pytorch(subject, dtype, compared)
         equivalence, parity = thresholds(dtype, rounding)
 
-        on_gate("equivalence_serial")
+        on_step(_COMPARISONS[1], found(gates))
         one_by_one = await _answers(serial, compared)
         at_once = await _answers(multi, softmaxed)
         gates.append(_sensitivity(one_by_one, compared, equivalence))
         gates += _compare("equivalence_serial.{}", equivalence, one_by_one, at_once, compared)
 
-        on_gate("equivalence_query_plus_delimiter")
+        on_step(_COMPARISONS[2], found(gates))
         before_items = [
             replace(case, items=tuple(np.insert(item, 0, token) for item in case.items)) for case in compared
         ]
@@ -124,11 +142,11 @@ async def validate(
         gates += _compare("equivalence_query_plus_delimiter.{}", equivalence, expected, actual, compared)
 
         for name, answers in (("serial", one_by_one), ("multi", at_once)):
-            found = _compare(f"{{}}_jax_{name}_vs_torch_serial", parity, torch, answers, compared)
-            gates += [gate.model_copy(update={"is_waived": bool(subject.waiver)}) for gate in found]
+            beside_torch = _compare(f"{{}}_jax_{name}_vs_torch_serial", parity, torch, answers, compared)
+            gates += [gate.model_copy(update={"is_waived": bool(subject.waiver)}) for gate in beside_torch]
 
         for count in counts:
-            on_gate(name := f"performance.{count}.speedup_vs_serial_p50")
+            on_step(name := f"performance.{count}.speedup_vs_serial_p50", found(gates))
             try:
                 timings.append(await _timed(multi, serial, cases, count))
                 speedup, why = timings[-1].speedup, ""
@@ -137,10 +155,7 @@ async def validate(
                 untimed[count] = why
             if count >= SPEEDUP_ITEMS:
                 gates.append(GatedFigure(name=name, rule="at least", threshold=SPEEDUP, measured=speedup, detail=why))
-    return ModelValidation(
-        model=subject.model, dtype=dtype, about=target.about, gates=gates, timings=timings, untimed=untimed,
-        rounding=rounding, waiver=subject.waiver,
-    )  # fmt: skip
+        return found(gates, is_whole=True)
 
 
 def _computed(about: About, given: Dtype | None) -> Dtype:
