@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -13,24 +14,39 @@ from jax.profiler import ProfileData
 
 from mis_bench.artifact import read_artifact
 from mis_bench.cli import main
-from mis_bench.profile.breakdown import STAGES
+from mis_bench.profile.breakdown import STAGES, by_stage
+from mis_bench.profile.recording import recording_here
 from mis_bench.profile.records import Profile, verdicts
 from mis_bench.profile.trace import REQUEST, read_trace
-from mis_testing.server import running_server
+from mis_core import Engine
+from mis_testing.server import RunningServer, running_server
 
 SMALL = "probe-30-6-5"  # steps of 64 tokens: each engine compiles one size
+SERVED = ("--dtype", "float32", "--skip-warmup", "--api-key", "key", "--admin-api-key", "admin")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_here() -> Iterator[None]:
     """Compile what is profiled, and forget what others compiled: a profile describes all that is loaded."""
     jax.clear_caches()
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, kept_steps(None):
         patch.setenv("JAX_ENABLE_COMPILATION_CACHE", "false")  # of processes that tests start
-        jax.config.update("jax_enable_compilation_cache", False)
+        yield
+
+
+@contextmanager
+def kept_steps(folder: Path | None) -> Iterator[None]:
+    """Keep compiled steps in a folder, or nowhere, until the block ends."""
+    names = ("jax_enable_compilation_cache", "jax_compilation_cache_dir")
+    before = {name: getattr(jax.config, name) for name in names}
+    try:
+        jax.config.update("jax_enable_compilation_cache", folder is not None)
+        jax.config.update("jax_compilation_cache_dir", str(folder) if folder else before["jax_compilation_cache_dir"])
         compilation_cache.reset_cache()  # JAX looks at its configuration once
         yield
-        jax.config.update("jax_enable_compilation_cache", True)
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
         compilation_cache.reset_cache()
 
 
@@ -62,6 +78,12 @@ def profiled(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
         return made[scenario]
 
     return of
+
+
+def of_server(server: RunningServer, profile_dir: Path) -> tuple[str | Path, ...]:
+    """Return the arguments that profile a server with the flags `SERVED`, but for the administrator's key."""
+    return ("--scenario", "single", "--target", f"mis={server.base_url}", "--vocab-size", "2048", "--workload", SMALL,
+            "--requests", "1", "--option", "api_key=key", "--profile-dir", profile_dir)  # fmt: skip
 
 
 def test_a_trace_opens_in_both_viewers(profiled) -> None:
@@ -181,16 +203,47 @@ def test_one_profile_at_a_time(model: Path, tmp_path: Path) -> None:
 def test_a_servers_engine_is_profiled(model: Path, tmp_path: Path) -> None:
     server_folder = tmp_path / "server"
     server_folder.mkdir()
-    flags = ("--dtype", "float32", "--skip-warmup", "--api-key", "key", "--admin-api-key", "admin")
-    with running_server(model, *flags, "--profile-dir", str(server_folder)) as server:
-        arguments = ("--scenario", "single", "--target", f"mis={server.base_url}", "--vocab-size", "2048",
-                     "--workload", SMALL, "--requests", "1", "--option", "api_key=key",
-                     "--profile-dir", server_folder)  # fmt: skip
-        refused = run(*arguments, "--output", tmp_path / "refused")
-        copied = run(*arguments, "--output", tmp_path / "copied", "--option", "admin_key=admin")
+    with running_server(model, *SERVED, "--profile-dir", str(server_folder)) as server:
+        refused = run(*of_server(server, server_folder), "--output", tmp_path / "refused")
+        copied = run(*of_server(server, server_folder), "--output", tmp_path / "copied", "--option", "admin_key=admin")
     assert refused.exit_code == 1
     assert "--option admin_key=KEY" in " ".join(refused.stderr.split())
     assert copied.exit_code == 0, copied.output
     artifact = read_artifact(tmp_path / "copied" / "profile.json")
     assert isinstance(artifact, Profile)
     assert {"attention", "down"} <= {each.name for each in artifact.stages}
+
+
+@pytest.mark.full
+def test_a_server_that_began_with_kept_steps_is_profiled(model: Path, tmp_path: Path) -> None:
+    found = []
+    for name in ("compiled", "kept"):
+        folder = tmp_path / name
+        folder.mkdir()
+        flags = (*SERVED, "--profile-dir", str(folder), "--compilation-cache-dir", str(tmp_path / "steps"))
+        with running_server(model, *flags, env={"JAX_ENABLE_COMPILATION_CACHE": "true"}) as server:
+            done = run(*of_server(server, folder), "--output", folder / "copied", "--option", "admin_key=admin")
+        assert done.exit_code == 0, done.output
+        artifact = read_artifact(folder / "copied" / "profile.json")
+        assert isinstance(artifact, Profile)
+        found.append({each.name: each.count for each in artifact.stages})
+    assert {"attention", "down"} <= set(found[0])
+    assert found[1] == found[0]
+
+
+def test_an_engine_with_kept_steps_is_profiled(model: Path, tmp_path: Path) -> None:
+    """A step that was read from a folder runs under another number than the one it is described under."""
+    options = {"dtype": "float32", "chunked_prefill_size": 256, "context_length": 256, "skip_warmup": True}
+    found = []
+    with kept_steps(tmp_path / "steps"):
+        for name in ("compiled", "kept"):
+            jax.clear_caches()
+            with Engine.from_pretrained(str(model), progress=False, **options) as engine:
+                engine.score([1, 2, 3], [[4], [5, 6]], [7, 8])
+                with recording_here(tmp_path / name, python_calls=False):
+                    engine.score([2, 2, 3], [[4], [5, 6]], [7, 8])
+            (path,) = (tmp_path / name).rglob("*.xplane.pb")
+            found.append({each.name: each.count for each in by_stage(read_trace(path).operations)})
+    assert list((tmp_path / "steps").glob("*-cache"))
+    assert set(STAGES) - {"unattributed"} <= set(found[0])
+    assert found[1] == found[0]

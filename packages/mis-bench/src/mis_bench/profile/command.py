@@ -101,6 +101,6 @@ async def _open(spec: str, options: dict[str, str], directory: Path | None) -> "
     from mis_bench.targets.registry import opener
     from mis_bench.targets.spec import TargetSpec
 
-    jax.config.update("jax_enable_compilation_cache", False)  # steps from its folder lack the names of operations
+    jax.config.update("jax_enable_compilation_cache", False)  # the number of what is compiled here is that of its runs
     target = await opener(TargetSpec(spec, spec, options), model=directory).open()
     return target, getattr(getattr(target, "blocking", None), "engine", None)

@@ -5,7 +5,8 @@ are those of `xplane.proto` and `hlo.proto`.
 """
 
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -41,24 +42,77 @@ class TracedInstruction(NamedTuple):
 UNKNOWN = TracedInstruction("", "")
 """What is known of an instruction that no program has."""
 
-Programs = Mapping[int, Mapping[str, TracedInstruction]]
-"""Every instruction, by its program's number and by its name."""
+
+class TracedProgram(NamedTuple):
+    """A compiled program."""
+
+    name: str  # `jit_step` for instance; several have the same
+    instructions: Mapping[str, TracedInstruction]
+
+
+NO_PROGRAM = TracedProgram("", {})
+"""What is known of a program that the trace does not carry."""
+
+Programs = Mapping[int, TracedProgram]
+"""Programs by their numbers in the process that made the trace."""
+
+Run = tuple[str, int]
+"""Name and number of a program, as its operations tell them."""
 
 
 def read_programs(space: bytes) -> Programs:
     """Read all programs in a trace, which are in its plane `/host:metadata`; raises `DecodeError`."""
-    found: dict[int, Mapping[str, TracedInstruction]] = {}
+    found: dict[int, TracedProgram] = {}
     for plane in _message("XSpace").FromString(space).planes:
         for entry in plane.event_metadata if plane.name == "/host:metadata" else ():
             named = PROGRAM.fullmatch(entry.value.name)
             for content in [stat.bytes_value for stat in entry.value.stats if stat.bytes_value]:
                 computations = _message("HloProto").FromString(content).hlo_module.computations
-                found[int(named[2]) if named else 0] = {
+                instructions = {
                     each.name: TracedInstruction(each.opcode, each.metadata.op_name)
                     for computation in computations
                     for each in computation.instructions
                 }
+                name, number = (named[1], int(named[2])) if named else (entry.value.name, 0)
+                found[number] = TracedProgram(name, instructions)
     return found
+
+
+def instructions_of(
+    runs: Mapping[Run, Collection[str]], programs: Programs
+) -> dict[Run, Mapping[str, TracedInstruction]]:
+    """Find the instructions of programs that ran on a CPU.
+
+    There, a step from the folder of compiled steps runs under the number that it had in the process that compiled it.
+    This process describes it under another, and the old number may be another step's. So where one program shows that,
+    no number counts: a program is one of its name that has most of what ran. Several may be, steps of other sizes for
+    instance; of those, an instruction is what they agree on.
+
+    Args:
+        runs: Names of the instructions that ran.
+        programs: All that the trace carries.
+    """
+    fitting = {(name, number): _fitting(name, ran, programs) for (name, number), ran in runs.items()}
+    is_renumbered = any(found and run[1] not in found for run, found in fitting.items())
+    numbers = fitting if is_renumbered else {run: [run[1]] for run in runs}
+    described = {run: [programs.get(each, NO_PROGRAM).instructions for each in found] for run, found in numbers.items()}
+    return {run: _agreed(found) for run, found in described.items()}
+
+
+def _fitting(name: str, ran: Collection[str], programs: Programs) -> list[int]:
+    """Return the numbers of the programs of a name that have most of the instructions that ran, and one at least."""
+    alike = {number: program.instructions for number, program in programs.items() if program.name == name}
+    covered = {number: len(instructions.keys() & set(ran)) for number, instructions in alike.items()}
+    return [number for number, count in covered.items() if count == max(covered.values()) > 0]
+
+
+def _agreed(programs: Sequence[Mapping[str, TracedInstruction]]) -> Mapping[str, TracedInstruction]:
+    """Return the instructions that are the same in all programs that have one of that name."""
+    found: dict[str, set[TracedInstruction]] = defaultdict(set)
+    for program in programs:
+        for name, instruction in program.items():
+            found[name].add(instruction)
+    return {name: those.pop() for name, those in found.items() if len(those) == 1}
 
 
 def by_kernel(program: Mapping[str, TracedInstruction]) -> Mapping[str, TracedInstruction]:

@@ -5,13 +5,23 @@ programs, which the trace carries as well (`programs`).
 """
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from mis_bench.profile.programs import PROGRAM, UNKNOWN, Programs, by_kernel, read_programs
+from mis_bench.profile.programs import (
+    NO_PROGRAM,
+    PROGRAM,
+    UNKNOWN,
+    Programs,
+    Run,
+    by_kernel,
+    instructions_of,
+    read_programs,
+)
 from mis_bench.profile.records import ProfileError
 
 REQUEST = "mis_bench.request"
@@ -88,23 +98,27 @@ def _trace(space: Any, programs: Programs) -> DeviceTrace:
 def _of_cpu(device: str, events: Iterable[Any], programs: Programs) -> Iterator[Operation]:
     """Yield a CPU's operations: each may go on after the call that launched it, and a second event tells its end."""
     ends = {dict(event.stats).get("_c"): event.start_ns for event in events if event.name.startswith("end: ")}
+    ran: list[tuple[Run, str, float, float]] = []
+    named: dict[Run, set[str]] = defaultdict(set)
     for event in events:
         stats = dict(event.stats)
         if "hlo_op" in stats:
-            name, program = str(stats["hlo_op"]), str(stats.get("hlo_module", ""))
-            kind, scope = programs.get(int(stats.get("program_id", 0)), {}).get(name, UNKNOWN)
-            end = max(event.end_ns, ends.get(stats.get("_p"), 0.0))
-            yield Operation(device, program, name, kind, scope, event.start_ns, end)
+            run, name = (str(stats.get("hlo_module", "")), int(stats.get("program_id", 0))), str(stats["hlo_op"])
+            named[run].add(name)
+            ran.append((run, name, event.start_ns, max(event.end_ns, ends.get(stats.get("_p"), 0.0))))
+    instructions = instructions_of(named, programs)
+    for run, name, begin, end in ran:
+        yield Operation(device, run[0], name, *instructions[run].get(name, UNKNOWN), begin, end)
 
 
 def _of_gpu(device: str, events: Iterable[Any], programs: Programs) -> Iterator[Operation]:
     """Yield a GPU's kernels. Those of a CUDA graph tell the graph as their operation, but have names of their own."""
-    kernels = {number: by_kernel(program) for number, program in programs.items()}
+    kernels = {number: by_kernel(program.instructions) for number, program in programs.items()}
     for event in events:
         stats = dict(event.stats)
         if "hlo_op" in stats:
             number, name = int(stats.get("program_id", 0)), str(stats["hlo_op"])
-            found = programs.get(number, {}).get(name)
+            found = programs.get(number, NO_PROGRAM).instructions.get(name)
             if found is None:
                 name = event.name
                 found = kernels.get(number, {}).get(name, UNKNOWN)
@@ -121,5 +135,5 @@ def _of_tpu(device: str, lines: Mapping[str, Sequence[Any]], programs: Programs)
         named = PROGRAM.fullmatch(runs[number].name) if number >= 0 else None
         program, program_id = (named[1], int(named[2])) if named else ("", 0)
         name = event.name.partition(" = ")[0].lstrip("%")
-        kind, scope = programs.get(program_id, {}).get(name, UNKNOWN)
+        kind, scope = programs.get(program_id, NO_PROGRAM).instructions.get(name, UNKNOWN)
         yield Operation(device, program, name, kind, scope, event.start_ns, event.end_ns)
