@@ -1,9 +1,12 @@
 """Figures beside their targets, and what happens when a request fails."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 from mis_bench.environment import environment
@@ -15,6 +18,7 @@ from mis_bench.results.records import WorkloadPart
 from mis_bench.targets.blocking import Blocking
 from mis_bench.targets.target import About, CallFailed, Layout, Reply
 from mis_bench.workload import Workload, build_workload
+from xplanes import tpu_trace
 
 
 def point(items: int, milliseconds: float = 10.0, peak_mib: float | None = None, **stages_ms: float) -> Point:
@@ -84,3 +88,27 @@ def test_a_request_that_fails_ends_the_profile_with_its_reason(scenario: Scenari
         asyncio.run(profile(plan, ProfiledTarget(Blocking(Refusing()), 9.0), recording, tmp_path, environment()))
     jax.profiler.start_trace(tmp_path / "another")  # none is left under way
     jax.profiler.stop_trace()
+
+
+class Answering(Refusing):
+    def score(self, workload: Workload, layout: Layout) -> Reply:
+        return Reply(np.full((workload.num_items, 2), 0.5))
+
+
+@pytest.mark.parametrize(
+    ("trace", "message"),
+    [
+        (tpu_trace(module=b""), r"100% of the time belongs to no stage of the model.*--compilation-cache-dir.*traces"),
+        (b"", "No operation ran while the trace was recorded"),
+    ],
+)
+def test_a_trace_that_explains_nothing_is_no_profile(trace: bytes, message: str, tmp_path: Path) -> None:
+    @contextmanager
+    def recording() -> Iterator[None]:
+        yield
+        (tmp_path / "traces").mkdir()
+        (tmp_path / "traces" / "x.xplane.pb").write_bytes(trace)
+
+    plan = plan_of("kernels", "probe-5-1-3", None)
+    with pytest.raises(ProfileError, match=message):
+        asyncio.run(profile(plan, ProfiledTarget(Blocking(Answering()), 9.0), recording(), tmp_path, environment()))

@@ -44,8 +44,8 @@ SPANS = [
 """Operations, when they begin, and how long they take, in nanoseconds."""
 
 
-def tpu_trace() -> bytes:
-    """A trace of one step of three layers, two of them in a loop, in the form of a TPU's."""
+def tpu_trace(module: bytes = MODULE) -> bytes:
+    """A trace of one step of three layers, two of them in a loop, in the form of a TPU's, with the program that ran."""
     names = ["while.1", "down.1", "norm.1", "slice.1", "last.1", "copy.1"]
     ids = {name: number for number, name in enumerate(names, 1)}
     events = [encoded((1, ids[name]), (2, begin * 1000), (3, length * 1000)) for name, begin, length in SPANS]
@@ -62,7 +62,7 @@ def tpu_trace() -> bytes:
         *metadata,
         program,
     )
-    described = encoded((1, 7), (2, "jit_step(7)"), (5, encoded((1, 1), (6, encoded((1, MODULE))))))
+    described = encoded((1, 7), (2, "jit_step(7)"), (5, encoded((1, 1), (6, encoded((1, module))))))
     host = encoded((2, "/host:metadata"), (4, encoded((1, 7), (2, described))))
     return encoded((1, device), (1, host))
 

@@ -40,6 +40,12 @@ class TraceSums(NamedTuple):
     operations: list[OperationTime]
     host: list[Slice]
 
+    @property
+    def unattributed_share(self) -> float | None:
+        """Share of the time of all operations that belongs to no stage; None if nothing ran."""
+        total = sum(each.ms for each in self.stages)
+        return sum(each.ms for each in self.stages if each.name == UNATTRIBUTED) / total if total else None
+
 
 def sums_of(trace: DeviceTrace, workloads: int, profiled: int) -> TraceSums:
     """Add up a trace of `profiled` requests of each of so many workloads, one after the other."""

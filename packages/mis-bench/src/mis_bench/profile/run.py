@@ -9,7 +9,7 @@ import jax
 
 from mis_bench.environment import Environment
 from mis_bench.measuring.loop import DueRequest, drive
-from mis_bench.profile.breakdown import sums_of
+from mis_bench.profile.breakdown import TraceSums, sums_of
 from mis_bench.profile.records import (
     MemoryReport,
     PlannedRequests,
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from mis_core import Engine
 
 _MIB = 2**20
+_MOST_UNATTRIBUTED = 0.5
+"""Share of the time that may belong to no stage of the model; beyond it, a profile explains too little to be one."""
 
 
 class ProfiledTarget(NamedTuple):
@@ -94,7 +96,8 @@ async def profile(
         environment: Where, with the hardware that computes.
 
     Raises:
-        ProfileError: a profile is under way, a request was not answered, or the trace cannot be read.
+        ProfileError: a profile is under way, a request was not answered, or the trace cannot be read or explains less
+            than half of the time.
     """
     built = map(build_workload, plan.workloads)
     workloads = [each.within(subject.vocab_size) if subject.vocab_size else each for each in built]
@@ -117,6 +120,8 @@ async def profile(
     files = [*xplanes, *sorted((folder / "traces").rglob("*.trace.json.gz"))]
     trace = read_trace(xplanes[0]) if xplanes else DeviceTrace([], [])
     sums = sums_of(trace, len(workloads), plan.profiled)
+    if plan.profiled:
+        _check_explained(sums, folder / "traces")
     points = [
         Point(
             workload=WorkloadPart.of(workload),
@@ -140,3 +145,14 @@ async def profile(
         host=sums.host,
         memory=memory,
     )
+
+
+def _check_explained(sums: TraceSums, traces: Path) -> None:
+    share = sums.unattributed_share
+    if share is None:
+        raise ProfileError(f"No operation ran while the trace was recorded. It is in {traces}.")
+    if share > _MOST_UNATTRIBUTED:
+        raise ProfileError(
+            f"{share:.0%} of the time belongs to no stage of the model: the trace lacks the programs that ran. "
+            f"Start with an empty --compilation-cache-dir, or look at the trace in {traces}."
+        )
