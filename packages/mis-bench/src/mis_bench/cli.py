@@ -17,7 +17,7 @@ from mis_bench.presets.compare import compare, matrix
 from mis_bench.presets.decisions import decisions
 from mis_bench.presets.loads import stress, sweep
 from mis_bench.presets.run import run
-from mis_bench.profile.command import profile
+from mis_bench.profile.command import compare_profiles, profile
 from mis_bench.report.command import report
 from mis_bench.targets.target import TargetUnavailable
 from mis_bench.validation.command import validate
@@ -60,8 +60,8 @@ def checkpoint(spec: str) -> None:
 
 
 _COMMANDS = (
-    run, stress, matrix, compare, sweep, perf, validate, profile, report, validate_artifacts, workload, checkpoint,
-    estimate, plan, decisions, evaluate,
+    run, stress, matrix, compare, sweep, perf, validate, profile, compare_profiles, report, validate_artifacts,
+    workload, checkpoint, estimate, plan, decisions, evaluate,
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""`mis-bench profile`."""
+"""`mis-bench profile` and `mis-bench compare-profiles`."""
 
 import asyncio
 import datetime
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
+from mis_bench.artifact import ArtifactError, read_artifact
 from mis_bench.interruption import keeping
-from mis_bench.options import caption, checkpoint, identity, new_folder, progress, target_options, vocabulary
+from mis_bench.options import ABOVE_0, caption, checkpoint, identity, new_folder, progress, target_options, vocabulary
 from mis_bench.profile.records import PROFILE, Profile, Scenario
 from mis_bench.profile.scenarios import plan_of
 
@@ -94,6 +95,40 @@ def profile(
     click.echo(f"Written: {folder}", err=True)
 
 
+@click.command("compare-profiles")
+@click.argument("before", type=click.Path(exists=True, path_type=Path))
+@click.argument("after", type=click.Path(exists=True, path_type=Path))
+@click.option("--points", type=ABOVE_0, default=5.0, help="Percentage points by which a share may move.")
+def compare_profiles(before: Path, after: Path, points: float) -> None:
+    """Compare which share of the time each stage takes in two profiles of the same requests.
+
+    BEFORE and AFTER are folders of profiles, or their profile.json. Exit status 1 if a share moved by more than
+    --points, 2 if the profiles cannot be compared.
+    """
+    from mis_bench.profile.comparison import changes, made, table, unlike
+
+    earlier, later = map(_read, (before, after))
+    why = list(unlike(earlier, later))
+    if why:
+        raise click.UsageError(f"They cannot be compared: {'; '.join(why)}.")
+    click.echo(f"before: {made(earlier)}\nafter: {made(later)}")
+    changed = changes(earlier, later)
+    table(changed, points).show()
+    moved = [each.stage for each in changed if abs(each.points) > points]
+    click.echo(f"Moved by more than {points:g} points: {', '.join(moved) or 'no stage'}.")
+    if moved:
+        raise SystemExit(1)
+
+
+def _read(path: Path) -> Profile:
+    """Read a profile from its file or its folder; raises `ArtifactError`."""
+    file = path / PROFILE if path.is_dir() else path
+    found = read_artifact(file)
+    if not isinstance(found, Profile):
+        raise ArtifactError(f"{file} is no profile, but a {found.schema_version}.")
+    return found
+
+
 async def _open(spec: str, options: dict[str, str], directory: Path | None) -> "tuple[Target, Engine | None]":
     """Return the target and, if it is in this process, its engine."""
     import jax  # takes a second, which help and mistakes need not
@@ -101,6 +136,8 @@ async def _open(spec: str, options: dict[str, str], directory: Path | None) -> "
     from mis_bench.targets.registry import opener
     from mis_bench.targets.spec import TargetSpec
 
-    jax.config.update("jax_enable_compilation_cache", False)  # the number of what is compiled here is that of its runs
+    jax.config.update(
+        "jax_enable_compilation_cache", False
+    )  # what is compiled here has the number that operations tell
     target = await opener(TargetSpec(spec, spec, options), model=directory).open()
     return target, getattr(getattr(target, "blocking", None), "engine", None)
