@@ -92,6 +92,21 @@ def test_commands_of_workflows_get_past_their_command_lines() -> None:
         assert [fault for command in found for fault in faults(command)] == []
 
 
+@pytest.mark.parametrize(
+    ("workflow", "job", "command"),
+    [
+        ("nightly.yml", "stress", "deploy/nightly/profile.sh results last"),
+        ("tpu.yml", "model", "mis-bench profile --scenario kernels"),
+    ],
+)
+def test_a_profile_is_made_and_then_kept(workflow: str, job: str, command: str) -> None:
+    numbered = list(enumerate(WORKFLOWS[workflow]["jobs"][job]["steps"]))
+    made = [number for number, step in numbered if command in step.get("run", "")]
+    kept = [number for number, step in numbered if step.get("with", {}).get("path") == "results/"]
+    assert made < kept
+    assert len(made) == len(kept) == 1
+
+
 def test_runners_are_those_of_the_scale_sets() -> None:
     sets = {path.stem for path in (ROOT / "deploy/kubernetes/runners").glob("*.yaml")} - {"common"}
     known = yaml.safe_load((ROOT / ".github" / "actionlint.yaml").read_text())["self-hosted-runner"]["labels"]

@@ -36,8 +36,8 @@ _PREFIXES = {"sudo", "time", "nohup"}
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 OTHER_PROGRAMS = {
-    ".", "cd", "cp", "curl", "export", "fuser", "git", "go", "haproxy", "hatch", "hf", "kill", "kubectl", "lm_eval",
-    "echo", "gzip", "jevcompat", "mkdir", "pre-commit", "ps", "py-spy", "serve", "set", "socat", "source",
+    ".", "cd", "cp", "curl", "export", "fuser", "gh", "git", "go", "haproxy", "hatch", "hf", "kill", "kubectl",
+    "lm_eval", "echo", "gzip", "jevcompat", "mkdir", "pre-commit", "ps", "py-spy", "serve", "set", "socat", "source",
     "sparrow-decider", "systemctl", "transformers", "true", "uv", "vllm", "xprof", "zcat",
 }  # fmt: skip
 """Programs that are not ours and whose flags are not checked; what is neither here nor checked is a fault."""
