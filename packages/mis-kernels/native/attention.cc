@@ -17,10 +17,19 @@ struct Problem {
   const int32_t *context_id, *context_len, *segment_start, *page_table;
   uint16_t* out;
   int64_t tokens, heads, kv_heads, dim, pages, page_size, pages_per_context;
-  float scale;  // of the logits, times log2(e)
+  int64_t window;  // positions that a token sees, its own the last
+  float scale;     // of the logits, times log2(e)
   bool has_tiles;
 
   int64_t group() const { return heads / kv_heads; }
+
+  // The first token of its context that a token sees; none if that is not below its context_len.
+  int64_t context_first(int64_t t) const {
+    return std::max<int64_t>(context_len[t] + t - segment_start[t] + 1 - window, 0);
+  }
+
+  // The first new token that a token sees; none if that is beyond the token itself.
+  int64_t own_first(int64_t t) const { return std::max<int64_t>(segment_start[t], t + 1 - window); }
 };
 
 // A run of tokens with one context; the unit of work is one KV head's rows of it.
@@ -47,28 +56,32 @@ std::vector<Block> cut(const Problem& p) {
 struct Scratch {
   Rows rows;
   PackedKeys keys;
-  Buffer<int32_t> until;  // [rows]: the first position that a row does not see
+  Buffer<int32_t> from, until;  // [rows]: the first position that a row sees, and that behind its last
 };
 
 void attend_context(const Problem& p, int64_t head, Block block, Scratch& scratch) {
   const int group = p.group(), dim = p.dim;
-  int64_t longest = 0, context = p.context_id[block.begin];
+  int64_t longest = 0, earliest = INT64_MAX, context = p.context_id[block.begin];
   for (int64_t t = block.begin; t < block.end; ++t) {
     if (p.context_len[t] > longest) longest = p.context_len[t], context = p.context_id[t];
+    if (p.context_first(t) < p.context_len[t]) earliest = std::min(earliest, p.context_first(t));
   }
   const int32_t* table = p.page_table + context * p.pages_per_context;
   const int64_t head_pages = head * p.pages;
   const int rows = (block.end - block.begin) * group;
-  int32_t* until = scratch.until.ensure(rows);
-  for (int row = 0; row < rows; ++row) until[row] = p.context_len[block.begin + row / group];
-  for (int64_t start = 0; start < longest; start += kTileKeys) {
+  int32_t *from = scratch.from.ensure(rows), *until = scratch.until.ensure(rows);
+  for (int row = 0; row < rows; ++row) {
+    const int64_t t = block.begin + row / group;
+    from[row] = p.context_first(t), until[row] = p.context_len[t];
+  }
+  for (int64_t start = earliest / kTileKeys * kTileKeys; start < longest; start += kTileKeys) {
     const int count = std::min<int64_t>(kTileKeys, longest - start);
     const auto at = [&](const uint16_t* pages, int n) {
       const int64_t position = start + n;
       return pages + ((head_pages + table[position / p.page_size]) * p.page_size + position % p.page_size) * dim;
     };
     scratch.keys.pack(count, dim, [&](int n) { return at(p.k_pages, n); }, [&](int n) { return at(p.v_pages, n); });
-    attend_tile(scratch.rows, scratch.keys, 0, rows, dim, p.scale, until, start, p.has_tiles);
+    attend_tile(scratch.rows, scratch.keys, 0, rows, dim, p.scale, from, until, start, p.has_tiles);
   }
 }
 
@@ -80,13 +93,15 @@ void attend_own(const Problem& p, int64_t head, Block block, Scratch& scratch) {
     if (first > t) continue;
     while (end < block.end && p.segment_start[end] == first) ++end;
     const int rows = (end - t) * group;
-    int32_t* until = scratch.until.ensure(rows);
-    for (int row = 0; row < rows; ++row) until[row] = t + row / group + 1;
-    for (int64_t start = first; start < end; start += kTileKeys) {
+    int32_t *from = scratch.from.ensure(rows), *until = scratch.until.ensure(rows);
+    for (int row = 0; row < rows; ++row) from[row] = p.own_first(t + row / group), until[row] = t + row / group + 1;
+    const int64_t skipped = (from[0] - first) / kTileKeys * kTileKeys;
+    for (int64_t start = first + skipped; start < end; start += kTileKeys) {
       const int count = std::min<int64_t>(kTileKeys, end - start);
       const auto at = [&](const uint16_t* x, int n) { return x + ((start + n) * p.kv_heads + head) * dim; };
       scratch.keys.pack(count, dim, [&](int n) { return at(p.k, n); }, [&](int n) { return at(p.v, n); });
-      attend_tile(scratch.rows, scratch.keys, (t - block.begin) * group, rows, dim, p.scale, until, start, p.has_tiles);
+      const int64_t row = (t - block.begin) * group;
+      attend_tile(scratch.rows, scratch.keys, row, rows, dim, p.scale, from, until, start, p.has_tiles);
     }
   }
 }
@@ -116,8 +131,8 @@ void attend_block(const Problem& p, int64_t head, Block block, Scratch& scratch)
 ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::U16> q, ffi::Buffer<ffi::U16> k, ffi::Buffer<ffi::U16> v,
                      ffi::Buffer<ffi::U16> k_pages, ffi::Buffer<ffi::U16> v_pages, ffi::Buffer<ffi::S32> context_id,
                      ffi::Buffer<ffi::S32> context_len, ffi::Buffer<ffi::S32> segment_start,
-                     ffi::Buffer<ffi::S32> page_table, ffi::ResultBuffer<ffi::U16> out, float scale,
-                     bool has_tiles) {
+                     ffi::Buffer<ffi::S32> page_table, ffi::Buffer<ffi::S32> window,
+                     ffi::ResultBuffer<ffi::U16> out, float scale, bool has_tiles) {
   const auto new_shape = q.dimensions(), cache_shape = k_pages.dimensions();
   const Problem problem = {q.typed_data(),
                            k.typed_data(),
@@ -136,6 +151,7 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::U16> q, ffi::Buffer<
                            cache_shape[1],
                            cache_shape[2],
                            page_table.dimensions()[1],
+                           *window.typed_data(),
                            scale * 1.44269504f,
                            has_tiles};
   const std::vector<Block> blocks = cut(problem);
@@ -158,6 +174,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(mis_segment_attention, mis::attention,
                                   .Arg<ffi::Buffer<ffi::U16>>()
                                   .Arg<ffi::Buffer<ffi::U16>>()
                                   .Arg<ffi::Buffer<ffi::U16>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()

@@ -163,8 +163,8 @@ struct Rows {
   float total_of(int row) const { return _mm512_reduce_add_ps(_mm512_load_ps(total.data() + row * 16)); }
 };
 
-// Weights of keys `begin` to `begin + 32` of a tile for the `live` rows from `first` on. `seen(row)` says how many of
-// them a row sees, the others get weight zero; `all` says that every row sees every key.
+// Weights of keys `begin` to `begin + 32` of a tile for the `live` rows from `first` on. `seen(row)` has a bit for each
+// key that a row sees, the others get weight zero; `all` says that every row sees every key.
 template <typename Seen>
 void weigh(Rows& rows, const float* logits, int begin, int first, int live, int dim, float scale, bool all, Seen seen) {
   const __m512 lowest = _mm512_set1_ps(kLowest), scales = _mm512_set1_ps(scale), limit = _mm512_set1_ps(kHeadroom);
@@ -179,7 +179,7 @@ void weigh(Rows& rows, const float* logits, int begin, int first, int live, int 
       a = _mm512_fmsub_ps(_mm512_load_ps(logit), scales, zero);
       b = _mm512_fmsub_ps(_mm512_load_ps(logit + 16), scales, zero);
       if (!all) {
-        const uint32_t mask = static_cast<uint32_t>((uint64_t{1} << seen(row)) - 1);
+        const uint32_t mask = seen(row);
         a = _mm512_mask_mov_ps(lowest, static_cast<__mmask16>(mask), a);
         b = _mm512_mask_mov_ps(lowest, static_cast<__mmask16>(mask >> 16), b);
       }
@@ -270,21 +270,25 @@ inline void multiply_values(const uint16_t* weights, const uint16_t* v, int live
 }
 
 // Takes a packed tile into rows `first` to `first + count` of a block. The tile's keys are `start` and following ones,
-// of which `until[row]` is the first that a row does not see. `scale` includes log2(e).
+// of which a row sees those from `from[row]` to before `until[row]`. `scale` includes log2(e).
+//
+// Of 32 keys that no row of a strip sees, nothing is computed: they would add zeros.
 //
 // The weights of 32 keys are computed while the logits of the next 32 are multiplied: a product takes few
 // instructions and much time, so that both units of the core work at once.
 inline void attend_tile(Rows& rows, const PackedKeys& keys, int first, int count, int dim, float scale,
-                        const int32_t* until, int start, bool has_tiles) {
+                        const int32_t* from, const int32_t* until, int start, bool has_tiles) {
   const int64_t tiles_of_key = dim / 32, tiles_of_keys = dim / 16;
   for (int begin = 0; begin < count; begin += kStrip) {
     const int live = std::min(kStrip, count - begin);
-    int32_t lowest = until[begin], highest = lowest;
+    int32_t earliest = from[begin], latest = earliest, lowest = until[begin], highest = lowest;
     for (int row = 1; row < live; ++row) {
+      earliest = std::min(earliest, from[begin + row]), latest = std::max(latest, from[begin + row]);
       lowest = std::min(lowest, until[begin + row]), highest = std::max(highest, until[begin + row]);
     }
+    const int skipped = std::max(earliest - start, 0) / 32 * 32, unseen = latest - start;
     const int least = lowest - start, most = std::min(highest - start, kTileKeys);
-    if (most <= 0) continue;
+    if (most <= skipped) continue;
     const uint16_t* q = rows.q.data() + static_cast<size_t>(first + begin) * dim;
     const auto logits = [&](int n) { return rows.logits.data() + n / 32 % 2 * kStrip * 32; };
     const auto multiply = [&](int n) {
@@ -292,21 +296,26 @@ inline void attend_tile(Rows& rows, const PackedKeys& keys, int first, int count
       if (has_tiles) return multiply_keys(q, k, live, dim, logits(n));
       multiply_rows(q, dim, live, {k, tiles_of_key * 512, 512}, tiles_of_key, true, logits(n), 32);
     };
-    multiply(0);
-    for (int n = 0; n < most; n += 32) {
+    const auto before = [&](int32_t position, int n) {  // bits of the keys from `n` on that lie before a position
+      return static_cast<uint32_t>((uint64_t{1} << std::clamp(position - start - n, 0, 32)) - 1);
+    };
+    multiply(skipped);
+    for (int n = skipped; n < most; n += 32) {
       if (n + 32 < most) multiply(n + 32);
-      weigh(rows, logits(n), n, first + begin, live, dim, scale, least >= n + 32,
-            [&](int row) { return std::clamp(until[begin + row] - start - n, 0, 32); });
+      weigh(rows, logits(n), n, first + begin, live, dim, scale, least >= n + 32 && unseen <= n,
+            [&](int row) { return before(until[begin + row], n) & ~before(from[begin + row], n); });
     }
-    const uint16_t *weights = rows.weights.data(), *v = keys.v.data();
+    const uint16_t* weights = rows.weights.data() + skipped;
+    const uint16_t* v = keys.v.data() + static_cast<size_t>(skipped / 32) * tiles_of_keys * 512;
+    const int weighted = most - skipped;
     float* sum = rows.sum.data() + static_cast<size_t>(first + begin) * dim;
     if (has_tiles) {
-      multiply_values(weights, v, live, most, dim, sum, rows.spill.data());
+      multiply_values(weights, v, live, weighted, dim, sum, rows.spill.data());
       continue;
     }
     for (int d = 0; d < dim; d += 32) {
       const Columns values = {v + d / 16 * 512, 512, tiles_of_keys * 512};
-      multiply_rows(weights, kTileKeys, live, values, (most + 31) / 32, false, sum + d, dim);
+      multiply_rows(weights, kTileKeys, live, values, (weighted + 31) / 32, false, sum + d, dim);
     }
   }
 }

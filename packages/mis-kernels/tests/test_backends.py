@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from kernel_cases import (
     NATIVE,
     NEEDS_NATIVE,
     ON_CPU,
+    PAGE,
     UNOPTIMISED,
     Case,
     Segment,
@@ -35,11 +37,14 @@ GRID_HAS = {  # every value of these axes, for the same backends and per commit,
     "head_dim 64, group 7", "head_dim 96, multi-query", "head_dim 128, group 1", "head_dim 256",
     "context of 40,000 tokens", "2,000 items", "context ends on a page edge", "padding between segments",
 }  # fmt: skip
-EMULATED = {("many contexts in one block", "bfloat16")}  # per commit; the grid of the emulated kernel has the rest
+EMULATED = {  # per commit; the grid of the emulated kernel has the rest
+    ("many contexts in one block", "bfloat16"), ("a window over many contexts", "bfloat16"),
+}  # fmt: skip
 ON_EMULATED_GPU = {  # per commit: all that a program does
     ("many contexts in one block", "bfloat16"), ("a later chunk of a query", "float32"),
     ("an item longer than a block", "float32"), ("items see parts of a context", "bfloat16"),
     ("head_dim 64, group 7", "float32"), ("head_dim 96, multi-query", "bfloat16"), ("head_dim 256", "bfloat16"),
+    ("a window shorter than items", "float32"), ("a window at a page's edge over a later chunk", "bfloat16"),
 }  # fmt: skip
 
 attend = jax.jit(segment_attention, static_argnames=("scale", "backend"))
@@ -116,6 +121,32 @@ def test_the_comparison_notices_a_context_that_is_one_token_too_long() -> None:
     assert np.abs(np.asarray(attend(**longer)) - in_float32(arrays)).max() > 1e-3
 
 
+def seers(arrays: dict[str, Any], name: str, at: Any) -> list[int]:
+    """Return the rows that change if a value does."""
+    before, after = (
+        np.asarray(attend(**arrays | {name: values}), np.float32)
+        for values in (arrays[name], arrays[name].at[at].set(1e4))
+    )
+    return np.flatnonzero((after != before).any((1, 2))).tolist()
+
+
+@pytest.mark.parametrize("edge", [64, 256, 512], ids=["a page", "a native tile", "a tile of XLA and the chunk"])
+@pytest.mark.parametrize("backend", ON_CPU)
+def test_a_window_ends_where_it_should_at_every_edge(backend: str, edge: int) -> None:
+    """The rows that a cached token's value changes are those that see it, and not one more; so are those of an item."""
+    dtype = "bfloat16" if backend == "native" else "float32"
+    query = Case([Segment(130, paged=True)], contexts=(512,), head_dim=32, window=512 + 6 - edge)
+    arrays = query.arrays(jnp.dtype(dtype), backend_of(backend, query, dtype))
+    pages = query.page_table()[0]
+    for position in (edge - 1, edge):
+        rows = seers(arrays, "v_pages", np.s_[:, pages[position // PAGE], position % PAGE])
+        assert rows == list(range(max(0, position - 512), 6 - edge + position))
+    item = Case([Segment(600)], contexts=(30,), head_dim=32, window=edge - 5)
+    arrays = item.arrays(jnp.dtype(dtype), backend_of(backend, item, dtype))
+    assert seers(arrays, "v", 5) == list(range(5, edge))
+    assert seers(arrays, "v_pages", np.s_[:, item.page_table()[0][0], 29]) == list(range(edge - 6))
+
+
 @pytest.mark.gpu
 def test_bits_kept_as_integers_give_the_same_output() -> None:
     arrays = Case([Segment(20), Segment(130, paged=True, context=1)], contexts=(100, 64)).arrays(jnp.bfloat16)
@@ -141,9 +172,10 @@ def test_rows_outside_segments_are_zero() -> None:
     order=st.randoms(use_true_random=False),
     dtype=st.sampled_from(["float32", "bfloat16"]),
     context=st.sampled_from([0, 2, 3, 4, 5]),
+    window=st.sampled_from([None, 1, 64, 130, 513]),
 )
 def test_a_segments_bits_do_not_depend_on_other_segments(
-    backend, tokens, length, lengths, neighbours, order, dtype, context
+    backend, tokens, length, lengths, neighbours, order, dtype, context, window
 ) -> None:
     """Alone and among others - more, longer, of other contexts, in any order - a segment's output is the same."""
     contexts = (300, 0, 70, 60, 200, 1100, *range(61, 70))
@@ -154,6 +186,8 @@ def test_a_segments_bits_do_not_depend_on_other_segments(
     at = order.randrange(len(others) + 1)
     dtype, head_dim = ("bfloat16", 64) if backend == "native" else (dtype, 16)
     shape = {"contexts": contexts, "group": 2, "head_dim": head_dim, "limits": StepLimits(len(contexts), 1100, 1024)}
+    if backend == "native" or tokens != 2048:  # others would compile twice as many steps per commit
+        shape["window"] = window
     alone = Case([chosen], tokens=128 if length <= 128 else 1024, **shape)
     among = Case([*others[:at], chosen, *others[at:]], tokens=tokens, **shape)
 
@@ -165,11 +199,12 @@ def test_a_segments_bits_do_not_depend_on_other_segments(
     np.testing.assert_array_equal(rows(alone, 0), rows(among, at))
 
 
+@pytest.mark.parametrize("window", [None, 200])
 @pytest.mark.parametrize("backend", ON_CPU)
-def test_a_querys_bits_do_not_depend_on_how_it_is_chunked(backend: str) -> None:
-    whole = Case([Segment(640, paged=True)], group=1, head_dim=32)
+def test_a_querys_bits_do_not_depend_on_how_it_is_chunked(backend: str, window: int | None) -> None:
+    whole = Case([Segment(640, paged=True)], group=1, head_dim=32, window=window)
     arrays = whole.arrays(jnp.bfloat16, backend)
-    later = Case([Segment(128, paged=True)], contexts=(512,), group=1, head_dim=32).layout(backend)[0]
+    later = Case([Segment(128, paged=True)], contexts=(512,), group=1, head_dim=32, window=window).layout(backend)[0]
     table = whole.page_table()
     part = {**arrays, **{name: arrays[name][512:640] for name in "qkv"}, "segments": _on(later, table)}
     np.testing.assert_array_equal(np.asarray(attend(**arrays))[512:640], np.asarray(attend(**part))[:128])

@@ -52,9 +52,12 @@ def steps(draw: st.DrawFn) -> dict:
 
 @pytest.mark.parametrize("blocks", [BLOCKS, WITH_NEAR, MIXED, REACHING], ids=["small", "near", "mixed", "reaching"])
 @settings(max_examples=200, deadline=None)
-@given(step=steps())
-def test_tiles_visit_each_visible_key_once_and_full_tiles_need_no_mask(step: dict, blocks: TpuBlocks) -> None:
-    segments = lay_out(**step, page_size=PAGE, tokens=TOKENS, backend=TpuBackend(ANY_HEADS, "float32", blocks))
+@given(step=steps(), window=st.sampled_from([None, 1, 16, 17, 64, 100]))
+def test_tiles_visit_each_visible_key_once_and_full_tiles_need_no_mask(
+    step: dict, window: int | None, blocks: TpuBlocks
+) -> None:
+    backend = TpuBackend(ANY_HEADS, "float32", blocks)
+    segments = lay_out(**step, page_size=PAGE, tokens=TOKENS, backend=backend, window=window)
     tiles, token = segments.tiles, np.arange(TOKENS)
     live = (segments.context_len > 0) | (segments.segment_start <= token)
     seen_context, seen_own = np.zeros((TOKENS, 256), int), np.zeros((TOKENS, TOKENS + 256), int)
@@ -81,19 +84,23 @@ def test_tiles_visit_each_visible_key_once_and_full_tiles_need_no_mask(step: dic
                 if kind < 2:
                     assert np.all(segments.context_id[rows] == context)
                     assert np.all(segments.context_len[rows] >= first + total)
+                    assert np.all(segments.context_first[rows] <= first)
                 if kind == 1:
                     assert np.all(segments.context_len[rows] == first + total)
                 for number in range(part, part + blocks.parts):
                     context, first, used = tiles.context_id[number], tiles.first[number], tiles.used[number]
                     mine = rows[segments.context_id[rows] == context]
+                    if len(mine) and used:
+                        assert first + blocks.part_keys > segments.context_first[mine].min()
                     seen_context[mine, first : first + used] += 1
                     page = segments.page_table[context, first // PAGE : -(-(first + used) // PAGE)]
                     whole = len(page) == blocks.part_keys // PAGE
                     assert tiles.contiguous[number] == (whole and bool(np.all(np.diff(page) == 1)))
-    visible = np.arange(256) < segments.context_len[:, None]
+    position = np.arange(256)
+    visible = (position >= segments.context_first[:, None]) & (position < segments.context_len[:, None])
     assert np.all(seen_context[visible] == 1)
     own = np.arange(TOKENS + 256)
-    visible = (own >= segments.segment_start[:, None]) & (own <= token[:, None])
+    visible = (own >= segments.own_first[:, None]) & (own <= token[:, None])
     assert np.all(seen_own[visible] == 1)
 
 

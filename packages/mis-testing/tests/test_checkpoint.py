@@ -168,7 +168,7 @@ def test_a_tensor_drawn_in_blocks_has_the_wanted_scale(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"family": "gpt2"}, "family must be one of qwen3, qwen2, llama, mistral, smollm3, not 'gpt2'"),
+        ({"family": "gpt2"}, "family must be one of qwen3, qwen2, llama, mistral, ministral, smollm3, not 'gpt2'"),
         ({"hiden_size": 64}, "did you mean 'hidden_size'"),
         ({"dtype": "int8"}, "dtype must be one of"),
         ({"rope_spelling": "newer"}, "rope_spelling must be one of old, new"),

@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from mis_core.errors import ModelError
 from mis_core.models.config import FAMILIES, ModelConfig, read_model_config
-from mis_core.models.layers import rope_kinds
+from mis_core.models.layers import rope_kinds, windows_of
 from mis_core.models.rope import RopeConfig
 
 BASE = {
@@ -103,7 +105,7 @@ def test_only_smollm3_reads_which_layers_have_no_rope(tmp_path: Path) -> None:
     assert rope_kinds(llama.layers) == {rope_of(llama): [0, 1]}
 
 
-@pytest.mark.parametrize("name", ["Qwen2", "Qwen3", "Llama", "Mistral", "SmolLM3"])
+@pytest.mark.parametrize("name", ["Qwen2", "Qwen3", "Llama", "Mistral", "Ministral", "SmolLM3"])
 def test_where_a_config_is_silent_it_means_what_transformers_takes(tmp_path: Path, name: str) -> None:
     import transformers
 
@@ -133,11 +135,15 @@ def test_the_sentence_about_another_architecture_lists_every_one_that_works(tmp_
         ({"attention_bias": "yes"}, 'attention_bias must be true or false, not "yes"'),
         ({"tie_word_embeddings": "false"}, 'tie_word_embeddings must be true or false, not "false"'),
         ({"model_type": "smollm3"}, 'model_type = "smollm3" is not that of Qwen3ForCausalLM, which is qwen3'),
-        ({"use_sliding_window": True, "max_window_layers": 1}, "use_sliding_window: layers 1 to 1 slide"),
-        ({"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 64}, "layers 0 to 1 slide"),
-        (MISTRAL | {"sliding_window": 4096}, "sliding_window = 4096: no layer may slide; only null is supported"),
-        (MISTRAL | {"sliding_window": 64, "layer_types": ["full_attention"] * 2}, "sliding_window = 64"),
-        (SMOLLM3 | {"use_sliding_window": True, "sliding_window": 64}, "use_sliding_window: layers 0 to 5 slide"),
+        ({"use_sliding_window": True, "max_window_layers": "all"}, 'max_window_layers must be an integer, not "all"'),
+        ({"use_sliding_window": 1}, "use_sliding_window must be true or false, not 1"),
+        (MISTRAL | {"sliding_window": 0}, "sliding_window must be a positive integer or null, not 0"),
+        (
+            MISTRAL | {"sliding_window": 64, "layer_types": ["full_attention"] * 2},
+            "layer_types is not what this",
+        ),
+        ({"layer_types": ["full_attention"]}, "layer_types names 1 layers, but num_hidden_layers is 2"),
+        (SMOLLM3 | {"layer_types": ["sliding_attention"] * 6, "sliding_window": 64}, "layer 0 slides, but"),
         (SMOLLM3 | {"no_rope_layers": [1, 0, 1]}, "no_rope_layers must list 0 or 1 for each of 6 layers"),
         (SMOLLM3 | {"no_rope_layers": [2] * 6}, "no_rope_layers must list 0 or 1"),
         (SMOLLM3 | {"no_rope_layers": 4}, "no_rope_layers must list 0 or 1"),
@@ -158,8 +164,12 @@ def test_the_sentence_about_another_architecture_lists_every_one_that_works(tmp_
             "original_max_position_embeddings beside rope_scaling",
         ),
         ({"quantization_config": {"bits": 4}}, "quantization_config: .* take the model's original weights"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
-        ({"layer_types": 2}, "layer_types"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types: layer 1 slides, but sliding_window",
+        ),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types must be a list of full_attention and"),
+        ({"layer_types": 2}, "layer_types must be a list"),
         ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads"),
         ({"vocab_size": "many"}, 'vocab_size must be a positive integer, not "many"'),
         ({"num_hidden_layers": None}, "num_hidden_layers must be a positive integer"),
@@ -288,6 +298,50 @@ def test_missing_directory_file_and_broken_json(tmp_path: Path) -> None:
 
 
 def test_a_mistral_config_that_says_nothing_of_a_window_has_one(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="sliding_window = 4096"):
-        read(tmp_path, architectures=["MistralForCausalLM"])
-    assert read(tmp_path, **MISTRAL).max_positions == BASE["max_position_embeddings"]
+    long = read(tmp_path, architectures=["MistralForCausalLM"], max_position_embeddings=4097)
+    assert windows_of(long.layers) == (4096,)
+    assert windows_of(read(tmp_path, **MISTRAL, max_position_embeddings=4097).layers) == ()
+
+
+def test_a_window_that_holds_every_sequence_is_none(tmp_path: Path) -> None:
+    windows = {"sliding_window": 512, "use_sliding_window": True, "max_window_layers": 0}
+    assert windows_of(read(tmp_path, **windows).layers) == ()
+    assert windows_of(read(tmp_path, **windows, max_position_embeddings=513).layers) == (512,)
+
+
+_kinds = st.lists(st.sampled_from(["full_attention", "sliding_attention"]), min_size=6, max_size=6)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(["Qwen2", "Qwen3", "Mistral", "Ministral", "SmolLM3"]),
+    given_settings=st.fixed_dictionaries(
+        {},
+        optional={
+            "sliding_window": st.sampled_from([None, 1, 64, 4096]),
+            "use_sliding_window": st.booleans(),
+            "max_window_layers": st.integers(-1, 7),
+            "layer_types": _kinds,
+            "no_rope_layers": st.lists(st.integers(0, 1), min_size=6, max_size=6),
+        },
+    ),
+)
+def test_layers_slide_as_those_of_transformers(tmp_path: Path, name: str, given_settings: dict) -> None:
+    """Or settings are refused, which is where transformers' classes read two that contradict each other."""
+    import transformers
+
+    changes = {"architectures": [f"{name}ForCausalLM"], "num_hidden_layers": 6, "max_position_embeddings": 8192}
+    (tmp_path / "config.json").write_text(json.dumps(BASE | changes | given_settings))
+    theirs = getattr(transformers, f"{name}Config").from_pretrained(tmp_path)
+    window = getattr(theirs, "sliding_window", None)
+    kinds = theirs.layer_types if "layer_types" in type(theirs).__annotations__ else None
+    slides = [window is not None if kinds is None else kind == "sliding_attention" for kind in kinds or [""] * 6]
+    listed = [kind == "sliding_attention" for kind in given_settings.get("layer_types", [])]
+    is_off = window is None or (name == "SmolLM3" and not given_settings.get("use_sliding_window"))
+    if (any(listed) and is_off) or (name == "Mistral" and listed and listed != slides):
+        with pytest.raises(ModelError, match="layer_types"):
+            read_model_config(tmp_path)
+        return
+    assert [layer.window for layer in read_model_config(tmp_path).layers] == [
+        window if each else None for each in slides
+    ]

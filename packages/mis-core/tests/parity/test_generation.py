@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,13 +42,19 @@ def length_that_agrees(model: torch.nn.Module, prompt: list[int], choice: Genera
     return len(choice.token_ids)
 
 
+MODELS: list[tuple[str, dict[str, Any]]] = [
+    *((family, {}) for family in FAMILIES), ("mistral", {"sliding_window": 64}), ("ministral", {"sliding_window": 40}),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "family", [family if family == "qwen3" else pytest.param(family, marks=pytest.mark.full) for family in FAMILIES]
+    ("family", "sizes"),
+    [pytest.param(*model, marks=() if model[0] == "qwen3" else pytest.mark.full) for model in MODELS],
 )
-def test_tokens_and_log_probabilities(family: str, tmp_path: Path) -> None:
+def test_tokens_and_log_probabilities(family: str, sizes: dict[str, Any], tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    path = tiny_checkpoint(tmp_path / family, family)
+    path = tiny_checkpoint(tmp_path / family, family, **sizes)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     with Engine.from_pretrained(path, progress=False, **SMALL_ENGINE) as engine, ThreadPoolExecutor(8) as pool:
         # All at once, so that each is written beside seven others.

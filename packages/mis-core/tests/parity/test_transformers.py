@@ -44,6 +44,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "shards": 2,
     },
     "mistral": {"family": "mistral"},
+    "ministral, a window shorter than the query": {"family": "ministral", "sliding_window": 40},
     "smollm3 listed layers, yarn, biases": {
         "family": "smollm3",
         "num_hidden_layers": 3,
@@ -75,6 +76,16 @@ FULL_ONLY: dict[str, dict[str, Any]] = {
     },
     "mistral tied, wide head": {"family": "mistral", "tie_word_embeddings": True, "head_dim": 64},
     "smollm3 every second layer": {"family": "smollm3"},
+    "mistral, a window of a page": {"family": "mistral", "sliding_window": 64, "num_hidden_layers": 3},
+    "mistral, a window of three": {"family": "mistral", "sliding_window": 3},
+    "qwen2, a window between query and items": {"family": "qwen2", "sliding_window": 93},
+    "qwen3, layers listed, a window shorter than items": {
+        "family": "qwen3",
+        "sliding_window": 33,
+        "num_hidden_layers": 3,
+        "layer_types": ("sliding_attention", "full_attention", "sliding_attention"),
+    },
+    "smollm3, layers without rope slide": {"family": "smollm3", "sliding_window": 20},
 }
 DTYPES = ("float32", "bfloat16")
 FEW_IN_FRONT = {
@@ -174,6 +185,7 @@ def test_items_in_front_of_the_query(engine: "Engine", oracle: PointwiseOracle, 
         "qwen3 grouped tied",
         pytest.param("llama narrow head", marks=pytest.mark.full),
         pytest.param("qwen2 bias", marks=pytest.mark.full),
+        pytest.param("ministral, a window shorter than the query", marks=pytest.mark.full),
     ],
 )
 @pytest.mark.parametrize("item_first", [False, True])

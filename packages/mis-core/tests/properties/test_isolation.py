@@ -20,10 +20,14 @@ VOCAB = 300
 # compiled. A step of 256 tokens pages items of more than 64.
 LARGE, SMALL = (1024, 768), (512, 256)
 MODELS = [
-    pytest.param(("qwen3", "auto", SMALL), id="qwen3-auto"),  # the type that engines have here
+    pytest.param(("qwen3", {}, "auto", SMALL), id="qwen3-auto"),  # the type that engines have here
     *(
-        pytest.param((family, dtype, LARGE), marks=pytest.mark.full, id=f"{family}-{dtype}-large steps")
+        pytest.param((family, {}, dtype, LARGE), marks=pytest.mark.full, id=f"{family}-{dtype}-large steps")
         for family, dtype in (("qwen3", "bfloat16"), ("qwen3", "float32"), ("llama", "bfloat16"))
+    ),
+    *(
+        pytest.param(("ministral", {"sliding_window": 70}, dtype, SMALL), marks=pytest.mark.full, id=f"window-{dtype}")
+        for dtype in ("bfloat16", "float32")
     ),
 ]
 
@@ -31,8 +35,8 @@ MODELS = [
 @pytest.fixture(scope="module", params=MODELS)
 def engines(request, tmp_path_factory) -> Iterator[list[Engine]]:
     """One model behind two token budgets, the second with hardly any cache, so that it evicts all the time."""
-    family, dtype, (more, fewer) = request.param
-    path = tiny_checkpoint(tmp_path_factory.mktemp("isolation") / family, family=family)
+    family, sizes, dtype, (more, fewer) = request.param
+    path = tiny_checkpoint(tmp_path_factory.mktemp("isolation") / family, family=family, **sizes)
     options = {"dtype": dtype, "context_length": 2048, "skip_warmup": True, "progress": False}
     engines = [
         Engine.from_pretrained(path, chunked_prefill_size=more, **options),

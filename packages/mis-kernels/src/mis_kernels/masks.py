@@ -97,8 +97,8 @@ def intervals_of_segments(segments: Segments, page_size: int) -> Intervals:
     start = xp.asarray(segments.context_id) * slots
     token = xp.arange(segments.num_tokens)
     first_new = contexts * slots
-    second = first_new + xp.asarray(segments.segment_start), first_new + token + 1
-    return _intervals(start, start + segments.context_len, *second)
+    second = first_new + xp.asarray(segments.own_first), first_new + token + 1
+    return _intervals(start + segments.context_first, start + segments.context_len, *second)
 
 
 def dense_mask(intervals: Intervals, keys: int) -> Bool[Array, "rows keys"] | Bool[np.ndarray, "rows keys"]:

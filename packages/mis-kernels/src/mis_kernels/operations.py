@@ -27,6 +27,7 @@ def lay_out(
     backend: Backend,
     tile_capacity: tuple[int, ...] | None = None,
     page_writes: Int32[np.ndarray, " runs"] | None = None,
+    window: int | None = None,
 ) -> LaidOut:
     """Describe a step by small integer arrays, and have a backend add what it needs to visit them.
 
@@ -45,10 +46,11 @@ def lay_out(
         tile_capacity: Lengths of its tile lists, for a fixed compiled shape; default: as needed.
         page_writes: Page that each run of `page_size` new tokens goes to, or each token, or `NOWHERE`; default: runs
             of paged segments go to their contexts' pages.
+        window: Positions that a token sees, its own the last, at least 1; None: all.
 
     Raises:
         ValueError: segments overlap, leave the array, are misaligned, reach beyond the page table, or need more
-            tiles than fit.
+            tiles than fit; or a window holds nothing.
     """
     run = page_size if page_writes is None else tokens // len(page_writes)
     _check_segments(starts, lens, context_lens, context_ids, paged, page_table, page_size, run, tokens)
@@ -69,7 +71,10 @@ def lay_out(
         page_writes[np.repeat(starts[paged] // page_size, page_counts) + page] = page_table[
             np.repeat(context_ids[paged], page_counts), np.repeat(context_lens[paged] // page_size, page_counts) + page
         ]
-    segments = Segments(context_id, context_len, segment_start, page_table, page_writes)
+    if window is not None and window < 1:
+        raise ValueError(f"window: a token sees itself at least, not {window} positions")
+    slides = None if window is None else np.asarray(window, np.int32)
+    segments = Segments(context_id, context_len, segment_start, page_table, page_writes, window=slides)
     return backend.lay_out(segments, page_size, tile_capacity)
 
 

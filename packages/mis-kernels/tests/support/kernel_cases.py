@@ -89,6 +89,7 @@ class Case:
     head_dim: int = 16
     seed: int = 0
     gap: int = 0  # padding tokens between segments
+    window: int | None = None
     limits: StepLimits | None = None  # cases within the same ones are compiled together; None: made for this one
 
     def layout(self, backend: Backend | str = "xla") -> tuple[LaidOut, np.ndarray]:
@@ -117,6 +118,7 @@ class Case:
                 tokens=tokens,
                 backend=backend,
                 tile_capacity=None if self.limits is None else backend.tile_capacity(tokens, self.limits),
+                window=self.window,
             ),
             np.array(starts, np.int32),
         )
@@ -195,5 +197,12 @@ CASES: dict[str, Case] = {
     "head_dim 128, group 1": Case([Segment(20)] * 4, contexts=(200,), kv_heads=8, group=1, head_dim=128),
     "head_dim 256": Case([Segment(20)] * 4, contexts=(200,), group=4, head_dim=256),
     "context of 40,000 tokens": Case([Segment(4), Segment(1)], contexts=(40_000,), kv_heads=1, group=1),
+    "a window shorter than items": Case([Segment(40), Segment(7), Segment(300)], contexts=(300,), window=33),
+    "a window at a page's edge over a later chunk": Case([Segment(130, paged=True)], contexts=(512,), window=128),
+    "a window longer than a tile": Case([Segment(20)] * 10, contexts=(1300,), kv_heads=1, window=600),
+    "a window over many contexts": Case(
+        [Segment(4, context=c) for c in range(6)], contexts=(1, 63, 64, 65, 600, 0), window=65
+    ),
+    "a window of one token": Case([Segment(70, paged=True), Segment(5, context=1)], contexts=(64, 100), window=1),
     "2,000 items": Case([Segment(1 + n % 4) for n in range(2000)], contexts=(129,), kv_heads=1, group=1),
 }

@@ -14,7 +14,10 @@ from mis_testing.shapes import SHAPES, CheckpointShape, divided
 from mis_testing.tokenizer import HABITS, build_tokenizer, write_tokenizer
 from mis_testing.weights import write_weights
 
-_ARCHITECTURES = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama", "mistral": "Mistral", "smollm3": "SmolLM3"}
+_ARCHITECTURES = {
+    "qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama", "mistral": "Mistral", "ministral": "Ministral",
+    "smollm3": "SmolLM3",
+}  # fmt: skip
 
 
 def tiny_checkpoint(path: str | Path, family: str = "qwen3", **sizes: Any) -> Path:
@@ -25,7 +28,7 @@ def tiny_checkpoint(path: str | Path, family: str = "qwen3", **sizes: Any) -> Pa
 
     Args:
         path: Directory to write into; made if absent.
-        family: `qwen3`, `qwen2` (Qwen2.5 too), `llama` (Llama 3.x, SmolLM2), `mistral` or `smollm3`.
+        family: `qwen3`, `qwen2` (Qwen2.5 too), `llama` (Llama 3.x, SmolLM2), `mistral`, `ministral` or `smollm3`.
         **sizes: Fields of `CheckpointShape`, named as in `config.json`.
 
     Raises:
@@ -101,16 +104,25 @@ def _family_keys(shape: CheckpointShape) -> dict[str, Any]:
     if shape.family != "qwen2" or shape.width_of_head * shape.num_attention_heads != shape.hidden_size:
         keys["head_dim"] = shape.width_of_head
     if shape.family != "llama":
-        keys["sliding_window"] = None
-    if shape.family not in ("llama", "mistral"):
-        keys |= {"use_sliding_window": False, "max_window_layers": shape.num_hidden_layers}
-    if shape.family not in ("qwen2", "mistral"):
+        keys["sliding_window"] = shape.sliding_window
+    if shape.family == "ministral" or shape.layer_types:
+        keys["layer_types"] = shape.layer_types or _from_the_middle(shape)
+    if shape.family not in ("llama", "mistral", "ministral"):
+        slides = shape.sliding_window is not None
+        full = shape.num_hidden_layers // 2 if slides else shape.num_hidden_layers
+        keys |= {"use_sliding_window": slides, "max_window_layers": full}
+    if shape.family not in ("qwen2", "mistral", "ministral"):
         keys["attention_bias"] = shape.attention_bias
     if shape.family in ("llama", "smollm3"):
         keys |= {"mlp_bias": shape.mlp_bias, "pretraining_tp": 1 if shape.family == "llama" else 2}
     if shape.family == "smollm3":
         keys |= {"no_rope_layers": shape.no_rope_layers, "no_rope_layer_interval": shape.no_rope_layer_interval}
     return keys
+
+
+def _from_the_middle(shape: CheckpointShape) -> list[str]:
+    full = shape.num_hidden_layers // 2 if shape.sliding_window is not None else shape.num_hidden_layers
+    return ["full_attention"] * full + ["sliding_attention"] * (shape.num_hidden_layers - full)
 
 
 def _rope_keys(shape: CheckpointShape) -> dict[str, Any]:

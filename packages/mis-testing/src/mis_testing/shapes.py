@@ -8,14 +8,16 @@ import difflib
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-Family = Literal["qwen3", "qwen2", "llama", "mistral", "smollm3"]
-FAMILIES: tuple[Family, ...] = ("qwen3", "qwen2", "llama", "mistral", "smollm3")
+Family = Literal["qwen3", "qwen2", "llama", "mistral", "ministral", "smollm3"]
+FAMILIES: tuple[Family, ...] = ("qwen3", "qwen2", "llama", "mistral", "ministral", "smollm3")
 
 DTYPES = ("bfloat16", "float16", "float32")
 ROPE_SPELLINGS = ("old", "new")
-_BIAS_SETTINGS: dict[str, tuple[Family, ...]] = {
+_SETTINGS_OF: dict[str, tuple[Family, ...]] = {
     "attention_bias": ("qwen3", "llama", "smollm3"),
     "mlp_bias": ("llama", "smollm3"),
+    "sliding_window": ("qwen3", "qwen2", "mistral", "ministral", "smollm3"),
+    "layer_types": ("qwen3", "qwen2", "ministral", "smollm3"),
 }
 
 _LLAMA3_SCALING: dict[str, Any] = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -32,6 +34,7 @@ _FAMILY_DEFAULTS: dict[Family, dict[str, Any]] = {
         "rope_scaling": _LLAMA3_SCALING | {"factor": 8.0, "original_max_position_embeddings": 64},
     },
     "mistral": {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "tie_word_embeddings": False},
+    "ministral": {"rope_theta": 1e8, "rms_norm_eps": 1e-5, "tie_word_embeddings": False},
     "smollm3": {"rope_theta": 5e6, "no_rope_layer_interval": 2},
 }
 
@@ -42,7 +45,7 @@ class CheckpointShape:
 
     Attributes:
         family: Architecture: `qwen3` (qk-norm), `qwen2` (qkv bias; Qwen2.5 too), `llama` (Llama 3.x, SmolLM2),
-            `mistral` (without a sliding window), `smollm3` (layers without RoPE).
+            `mistral`, `ministral` (layers with and without a window), `smollm3` (layers without RoPE).
         head_dim: None means `hidden_size // num_attention_heads`; tiny Qwen3 has 32, unlike 64 / 4.
         vocab_size: Rows of the embedding; None means the tokenizer's size, rounded up to 64.
         rope_scaling: None for plain rotary embedding, or a dict with `rope_type` `default`, `linear`,
@@ -53,6 +56,9 @@ class CheckpointShape:
         mlp_bias: All projections of the MLP have biases; for `llama` and `smollm3`.
         no_rope_layers: 0 for each layer without RoPE, 1 for others; for `smollm3`. None leaves it to the interval.
         no_rope_layer_interval: Every so many layers one has no RoPE; for `smollm3`.
+        sliding_window: Positions that a token of a layer that slides sees; not for `llama`. None: no layer slides. All
+            layers of `mistral` slide, of `smollm3` those without RoPE, of others those from the middle on.
+        layer_types: `full_attention` or `sliding_attention` for each layer, where that is not so; not for `mistral`.
         head_labels: Names of the rows of a classification head, which then replaces the language model's.
         labels_tokens: Whether that head labels every token; then its rows have biases.
         dtype: Type of the stored weights.
@@ -81,6 +87,8 @@ class CheckpointShape:
     mlp_bias: bool = False
     no_rope_layers: tuple[int, ...] | None = None
     no_rope_layer_interval: int = 4
+    sliding_window: int | None = None
+    layer_types: tuple[str, ...] | None = None
     head_labels: tuple[str, ...] = ()
     labels_tokens: bool = False
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
@@ -91,7 +99,7 @@ class CheckpointShape:
         for name, allowed in (("dtype", DTYPES), ("rope_spelling", ROPE_SPELLINGS)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}.")
-        for name, families in _BIAS_SETTINGS.items():
+        for name, families in _SETTINGS_OF.items():
             if getattr(self, name) and self.family not in families:
                 raise ValueError(f"{name} is for {', '.join(families)}, not for {self.family}.")
         if self.num_attention_heads % self.num_key_value_heads:

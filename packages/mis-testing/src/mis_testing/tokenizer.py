@@ -148,6 +148,7 @@ HABITS: dict[Family, Habits] = {
     "qwen2": replace(_QWEN3, added=_QWEN2_ADDED),
     "llama": _LLAMA,
     "mistral": _MISTRAL,
+    "ministral": _MISTRAL,
     "smollm3": _SMOLLM3,
 }
 """By family."""

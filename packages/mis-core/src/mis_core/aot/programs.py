@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from mis_core.aot.roofline import ITEM_BYTES, weight_bytes
 from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import Decoder
-from mis_core.models.layers import kept_elements
+from mis_core.models.layers import kept_elements, windows_of
 from mis_core.models.parallel import DATA, PRODUCTS, TENSOR, backend_for, partition, placement, spread_heads
 from mis_core.runner.arrays import step_arrays
 from mis_core.runner.buckets import PAIRS
@@ -65,7 +65,7 @@ def compile_step(
     cache = on_mesh(cache_shape(spread, mesh.shape[DATA], pages, backend), backend.storage_dtype, CACHE)
     step = make_step(graph, abstract, mesh, pages, backend)
     tokens, scored = (SLOTS, SLOTS) if plan.is_decoding else (shape.tokens, min(shape.scored, shape.tokens))
-    arrays = step_arrays(backend, shape, plan, tokens, scored)
+    arrays = step_arrays(backend, shape, plan, tokens, scored, windows_of(config.layers))
     arrays = jax.tree.map(lambda x: on_mesh(x.shape, x.dtype, P(DATA)), arrays)
     if plan.is_decoding:
         last = on_mesh((SLOTS * mesh.shape[DATA],), jnp.dtype("int32"), P(DATA))

@@ -1,5 +1,6 @@
 """The least arithmetic and memory traffic of a request, whatever the program does."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,14 +39,24 @@ def least_flops(config: ModelConfig, request: Mapping[str, Any], *, normalised: 
     items = len(lens)
     tokens = query + int(lens.sum())
     heads, kv_heads, head_dim = config.attention
-    others = len(config.layers) - 1
+    *others, last = config.layers
     kv_weights = 2 * config.embed * kv_heads * head_dim
-    products = 2 * (tokens * others + items) * layer_weights(config) + 2 * tokens * kv_weights
-    pairs = query * (query + 1) / 2 + float((lens * (query + (lens + 1) / 2)).sum())
-    last_pairs = float((query + lens).sum())
-    attention = 4 * heads * head_dim * (pairs * others + last_pairs)
+    products = 2 * (tokens * len(others) + items) * layer_weights(config) + 2 * tokens * kv_weights
+    pairs = sum(
+        count * (_seen(query, window) + float((_seen(query + lens, window) - _seen(query, window)).sum()))
+        for window, count in Counter(layer.window for layer in others).items()
+    )
+    last_pairs = float(np.minimum(query + lens, last.window or np.inf).sum())
+    attention = 4 * heads * head_dim * (pairs + last_pairs)
     head = 2 * items * config.embed * (config.head_rows if normalised else len(request["label_token_ids"]))
     return float(products + attention + head)
+
+
+def _seen(tokens: Any, window: int | None) -> Any:
+    """Return how many positions the tokens of a sequence see together."""
+    sliding = 0 if window is None else np.maximum(np.asarray(tokens) - window, 0)
+    rising = tokens - sliding
+    return rising * (rising + 1) / 2 + sliding * float(window or 0)
 
 
 def least_bytes(config: ModelConfig) -> float:

@@ -7,8 +7,8 @@ starts it. JOB and the answer, one line of standard output, are JSON.
 import dataclasses
 import json
 import sys
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +20,7 @@ from mis_core.aot.price import price_program
 from mis_core.aot.programs import cache_pages, compile_head, compile_step, topology_mesh
 from mis_core.aot.traffic import plan_requests
 from mis_core.models.config import ModelConfig
+from mis_core.models.layers import windows_of
 from mis_core.models.parallel import backend_for, spread_heads
 from mis_core.models.published import PUBLISHED
 from mis_core.runner.arrays import StepArrays, step_arrays
@@ -42,7 +43,7 @@ from mis_kernels.aot.ranges import Range, total
 from mis_kernels.aot.targets import TARGETS, Topology
 from mis_kernels.backends import Backend
 from mis_kernels.backends.tpu.backend import TpuBackend
-from mis_kernels.backends.tpu.tiles import count_single_pages, count_tiles
+from mis_kernels.backends.tpu.tiles import TpuTiles, count_single_pages, count_tiles
 from mis_kernels.segments import NOWHERE
 from mis_kernels.target import compiling_for
 
@@ -92,28 +93,29 @@ def _priced(job: Mapping[str, Any], target: Topology) -> dict[str, Any]:
     stages: dict[str, Range] = defaultdict(lambda: Range.of(0.0))
     for plan, size in zip(plans, sizes, strict=True):
         room, (layout, schedule) = shape.room(plan.is_mixed), attends[plan.is_mixed]
-        arrays = step_arrays(backend, room, plan, size, min(size, room.scored))
+        arrays = step_arrays(backend, room, plan, size, min(size, room.scored), windows_of(config.layers))
         exchanges = int(arrays.exchanges[0])
         for stage, seconds in price_program(
             programs[plan.is_mixed, size].operations, clock, chip, exchanges=exchanges
         ).items():
             stages[stage] += seconds
-        tiles, rows = arrays.segments.tiles, [shard.rows for shard in plan.shards]
-        attention = price_attention(
-            count_tiles(tiles).tolist(),
-            count_single_pages(tiles, PAGE_SIZE).tolist(),
-            rows,
-            schedule,
-            kv_heads=heads.kv_heads,
-            head_dim=backend.cache_head_dim,
-            blocks=layout.blocks,
-            page_size=PAGE_SIZE,
-            chip=chip,
-            clock_hz=clock,
-        )
+        rows = [shard.rows for shard in plan.shards]
+        for tiles, count in _tiles_of_layers(arrays.segments.tiles, config):
+            attention = price_attention(
+                count_tiles(tiles).tolist(),
+                count_single_pages(tiles, PAGE_SIZE).tolist(),
+                rows,
+                schedule,
+                kv_heads=heads.kv_heads,
+                head_dim=backend.cache_head_dim,
+                blocks=layout.blocks,
+                page_size=PAGE_SIZE,
+                chip=chip,
+                clock_hz=clock,
+            )
+            stages["attention"] += attention * count
         sizes_of_heads = {"kv_heads": heads.kv_heads, "group": heads.group, "head_dim": heads.head_dim}
         norm_rope = price_norm_rope(size, job["norm_rope"], **sizes_of_heads, chip=chip, hz=clock)
-        stages["attention"] += attention * layers
         if not any(ProductSize.read(fields).heads for fields, _ in job["products"].values()):
             stages["norm and RoPE"] += norm_rope * layers
         for stage, seconds in _price_products(job, size, shape, layers, chip, clock).items():
@@ -176,6 +178,15 @@ def _read(compiled: jax.stages.Compiled) -> StepProgram:
     assert memory is not None, "the TPU compiler reports memory"
     assert text is not None, "the TPU compiler writes its program"
     return StepProgram(read_operations(text), (memory.argument_size_in_bytes, memory.temp_size_in_bytes))
+
+
+def _tiles_of_layers(tiles: TpuTiles, config: ModelConfig) -> Iterator[tuple[TpuTiles, int]]:
+    """Yield the tiles of each window, stacked by device, and how many layers visit them."""
+    layers = Counter(layer.window for layer in config.layers)
+    for number, window in enumerate(windows_of(config.layers)):
+        yield jax.tree.map(lambda x, number=number: x[:, number], tiles), layers.pop(window)
+    for count in layers.values():
+        yield tiles, count  # of a model in which no layer slides
 
 
 def _written_tokens(arrays: StepArrays) -> int:

@@ -17,6 +17,13 @@ from mis_core.errors import ModelError, shown
 from mis_core.models.layers import Layer
 from mis_core.models.rope import parse_rope, positive_number
 from mis_core.models.settings import check_settings
+from mis_core.models.windows import (
+    SlidingLayers,
+    all_layers,
+    from_max_window_layers,
+    sliding_windows,
+    without_rope,
+)
 from mis_kernels.heads import HeadShape
 
 
@@ -33,7 +40,7 @@ class Family:
         max_positions: Longest sequence in tokens where it is silent, as transformers has it.
         theta: Base of RoPE's frequencies where it is silent.
         tied: Whether the head is the embedding where it is silent.
-        window: Width of the sliding window where it is silent, in tokens; None: no layer slides.
+        sliding: How layers slide; None: they never do.
         nope_interval: Every so many layers one has no RoPE where it is silent; None: all have.
         classifies: The head is `score.weight`, a row for each label of `id2label`; never the embedding.
         of_tokens: Every token has such labels, not a sequence as a whole. Then rows have biases, `score.bias`.
@@ -47,23 +54,29 @@ class Family:
     max_positions: int = 32768
     theta: float = 1e4
     tied: bool = False
-    window: int | None = None
+    sliding: SlidingLayers | None = None
     nope_interval: int | None = None
     classifies: bool = False
     of_tokens: bool = False
 
 
 _BIASES = ("attention_bias", "mlp_bias")
-_WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers")
+_WINDOWS = ("sliding_window", "use_sliding_window")
+_QWEN = ("max_window_layers", *_WINDOWS)
 _NOPE = ("no_rope_layers", "no_rope_layer_interval")
 
+_QWEN_SLIDES = SlidingLayers(from_max_window_layers, has_switch=True, reads_types=True)
 _DECODERS = (
-    Family("Qwen3", ("attention_bias", *_WINDOWS), qk_norm=True, head_dim=128, window=4096),
-    Family("Qwen2", _WINDOWS, qkv_bias=True, window=4096),
+    Family("Qwen3", ("attention_bias", *_QWEN), qk_norm=True, head_dim=128, sliding=_QWEN_SLIDES),
+    Family("Qwen2", _QWEN, qkv_bias=True, sliding=_QWEN_SLIDES),
     Family("Llama", _BIASES, max_positions=2048),
-    Family("Mistral", ("sliding_window",), max_positions=131072, window=4096),
-    Family("SmolLM3", (*_BIASES, *_WINDOWS[:2], *_NOPE), theta=2e6, tied=True, nope_interval=4),
-)
+    Family("Mistral", ("sliding_window",), max_positions=131072, sliding=SlidingLayers(all_layers)),
+    Family("Ministral", ("sliding_window",), max_positions=131072, sliding=SlidingLayers(all_layers, reads_types=True)),
+    Family(
+        "SmolLM3", (*_BIASES, *_WINDOWS, *_NOPE), theta=2e6, tied=True, nope_interval=4,
+        sliding=SlidingLayers(without_rope, None, has_switch=True, reads_types=True),
+    ),
+)  # fmt: skip
 FAMILIES = {f"{family.name}ForCausalLM": family for family in _DECODERS} | {
     f"{family.name}For{kind}Classification": replace(family, classifies=True, of_tokens=kind == "Token")
     for family in _DECODERS
@@ -217,7 +230,6 @@ def parse_model_config(
             "quantization_config: checkpoints with quantised weights are not read; take the model's original weights, "
             "which --quantization int8 quantises when they are loaded."
         )
-    _check_no_layer_slides(raw, family)
     embed, heads = _count(raw, "hidden_size"), _count(raw, "num_attention_heads")
     kv_heads = _count(raw, "num_key_value_heads", heads)
     if heads % kv_heads:
@@ -228,13 +240,18 @@ def parse_model_config(
         raise ModelError(f"head_dim must be even, since RoPE turns pairs, not {head_dim}.")
     rope = parse_rope(raw, head_dim, max_positions, family.theta, ignore_unknown=ignore_unknown)
     shape, has_rope = HeadShape(heads, kv_heads, head_dim), _has_rope(raw, family.nope_interval)
+    windows = sliding_windows(raw, has_rope, family.sliding)
     head_labels = _head_labels(raw) if family.classifies else ()
     return ModelConfig(
         family=family,
         vocab_size=_count(raw, "vocab_size"),
         embed=embed,
         mlp=_count(raw, "intermediate_size"),
-        layers=tuple(Layer(shape, rope if rotates else None) for rotates in has_rope),
+        layers=tuple(
+            # A window that holds every sequence is none.
+            Layer(shape, rope if rotates else None, None if window is None or window >= rope.longest else window)
+            for rotates, window in zip(has_rope, windows, strict=True)
+        ),
         max_positions=max_positions,
         longest=rope.longest,
         norm_epsilon=positive_number(raw, "rms_norm_eps", 1e-6),
@@ -302,28 +319,6 @@ def _has_rope(raw: dict[str, Any], interval: int | None) -> list[bool]:
     if not isinstance(listed, list) or len(listed) < layers or any(has_rope not in (0, 1) for has_rope in listed):
         raise ModelError(f"no_rope_layers must list 0 or 1 for each of {layers} layers.")
     return [has_rope == 1 for has_rope in listed[:layers]]
-
-
-def _check_no_layer_slides(raw: dict[str, Any], family: Family) -> None:
-    """Refuse sliding windows, where a family has them.
-
-    With `use_sliding_window` in its settings that switches them on, for the layers from `max_window_layers` on if it
-    has that, too, and else for those without RoPE; or `layer_types` says it for each layer.
-    """
-    kinds = raw.get("layer_types")
-    if kinds is not None and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
-        raise ModelError("layer_types: only full_attention is supported.")
-    window = raw.get("sliding_window", family.window)
-    if window is None or "sliding_window" not in family.settings:
-        return
-    if "use_sliding_window" not in family.settings:
-        raise ModelError(f"sliding_window = {json.dumps(window)[:40]}: no layer may slide; only null is supported.")
-    if _switch(raw, "use_sliding_window") and not kinds:
-        layers, first = _count(raw, "num_hidden_layers"), 0
-        if "max_window_layers" in family.settings:
-            first = raw.get("max_window_layers", 28)
-        if not isinstance(first, int) or first < layers:
-            raise ModelError(f"use_sliding_window: layers {first} to {layers - 1} slide, which is not supported.")
 
 
 def _switch(raw: dict[str, Any], name: str, default: bool = False) -> bool:

@@ -15,16 +15,18 @@ from mis_kernels.heads import HeadShape
 class Layer:
     """What a layer's attention sees, what it keeps, and how it knows positions.
 
-    It sees all that there is to see: both intervals of `mis_kernels.segments`. It keeps each token's keys and values
-    in pages, as many of these as any other layer.
+    It sees both intervals of `mis_kernels.segments`, or what a window leaves of them. It keeps each token's keys and
+    values in pages, as many of these as any other layer.
 
     Attributes:
         heads: Heads of its attention; keys and values are those of the KV heads.
         rope: By which queries and keys are turned; None: they are not, and the layer knows no positions.
+        window: Positions that a token sees, its own the last; None: all.
     """
 
     heads: HeadShape
     rope: RopeConfig | None
+    window: int | None = None
 
 
 def kept_elements(layers: Sequence[Layer], head_dim: int) -> int:
@@ -38,3 +40,9 @@ def rope_kinds(layers: Sequence[Layer]) -> dict[RopeConfig | None, list[int]]:
     for number, layer in enumerate(layers):
         kinds.setdefault(layer.rope, []).append(number)
     return dict(sorted(kinds.items(), key=lambda kind: kind[0] is None))
+
+
+def windows_of(layers: Sequence[Layer]) -> tuple[int | None, ...]:
+    """Return the windows that there are, each once; none if no layer slides."""
+    windows = tuple(dict.fromkeys(layer.window for layer in layers))
+    return () if windows == (None,) else windows

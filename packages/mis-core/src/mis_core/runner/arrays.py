@@ -1,5 +1,7 @@
 """From the shards of a step plan to the arrays of the compiled step."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -11,8 +13,8 @@ from mis_core.ragged import ramp
 from mis_core.scheduler.decoding import written_pages
 from mis_core.scheduler.plan import EXCHANGED, KEPT, PAGE_SIZE, SLOTS, ShardPlan, StepPlan, StepShape
 from mis_kernels import lay_out
-from mis_kernels.backends import Backend, LaidOut, StepLimits
-from mis_kernels.segments import NOWHERE, IntArray
+from mis_kernels.backends import Backend, LaidOut, StepLimits, stacked
+from mis_kernels.segments import NO_WINDOW, NOWHERE, IntArray
 
 
 class StepArrays(NamedTuple):
@@ -22,7 +24,8 @@ class StepArrays(NamedTuple):
         token_ids: New tokens, `[devices, tokens]`; `PADDING` of rows that nobody reads.
         positions: Their positions, `[devices, tokens]`.
         scored_rows: Rows whose hidden states are returned, `[devices, scored]`.
-        segments: What the tokens see, and where those of this device go, stacked by device.
+        segments: What the tokens see, and where those of this device go, stacked by device. Where layers slide, lists
+            of tiles and windows have an axis of these behind that of devices, see `LaidOut.of_window`.
         exchanged_writes: Pages of this device that runs of all others go to, by device that computes them,
             `[devices, devices, runs]`.
         exchanges: How many times `EXCHANGED` rows are exchanged, `[devices]`; the same for all devices, 0 without a
@@ -37,7 +40,14 @@ class StepArrays(NamedTuple):
     exchanges: IntArray
 
 
-def step_arrays(backend: Backend, shape: StepShape, plan: StepPlan, tokens: int, scored: int) -> StepArrays:
+def step_arrays(
+    backend: Backend,
+    shape: StepShape,
+    plan: StepPlan,
+    tokens: int,
+    scored: int,
+    windows: Sequence[int | None] = (),
+) -> StepArrays:
     """Pad every shard of a plan to `tokens` rows and `scored` scored rows, and stack them.
 
     Args:
@@ -46,6 +56,7 @@ def step_arrays(backend: Backend, shape: StepShape, plan: StepPlan, tokens: int,
         plan: The step.
         tokens: Size of the compiled step.
         scored: Its scored rows.
+        windows: Those of the model's layers, see `windows_of`.
     """
     contexts, longest = (SLOTS, 1) if plan.is_decoding else (shape.contexts, shape.longest_item)
     most_tiles = None if plan.is_decoding or shape.tiles is None else shape.tiles.most
@@ -58,7 +69,7 @@ def step_arrays(backend: Backend, shape: StepShape, plan: StepPlan, tokens: int,
     own = _row_writes(plan, tokens) if plan.is_decoding else writes[devices, devices]
     writes[devices, devices] = NOWHERE
     shards = [
-        _shard_arrays(backend, capacity, shard, pages, tokens, scored)
+        _shard_arrays(backend, capacity, shard, pages, tokens, scored, windows)
         for shard, pages in zip(plan.shards, own, strict=True)
     ]
     token_ids, positions, scored_rows, segments = jax.tree.map(lambda *arrays: np.stack(arrays), *shards)
@@ -92,14 +103,21 @@ def _row_writes(plan: StepPlan, tokens: int) -> Int32[np.ndarray, "devices token
 
 
 def _shard_arrays(
-    backend: Backend, capacity: tuple[int, ...], shard: ShardPlan, page_writes: np.ndarray, tokens: int, scored: int
+    backend: Backend,
+    capacity: tuple[int, ...],
+    shard: ShardPlan,
+    page_writes: np.ndarray,
+    tokens: int,
+    scored: int,
+    windows: Sequence[int | None],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, LaidOut]:
     token_ids = np.full(tokens, PADDING, np.int32)
     positions, scored_rows = (np.zeros(size, np.int32) for size in (tokens, scored))
     rows = np.repeat(shard.starts, shard.lens) + ramp(shard.lens)
     token_ids[rows], positions[rows] = shard.token_ids, shard.positions
     scored_rows[: len(shard.scored_rows)] = shard.scored_rows
-    segments = lay_out(
+    laid_out = partial(
+        lay_out,
         starts=shard.starts,
         lens=shard.lens,
         context_ids=shard.context_ids,
@@ -112,4 +130,5 @@ def _shard_arrays(
         tile_capacity=capacity,
         page_writes=page_writes,
     )
+    segments = laid_out() if not windows else stacked([laid_out(window=window or NO_WINDOW) for window in windows])
     return token_ids, positions, scored_rows, segments

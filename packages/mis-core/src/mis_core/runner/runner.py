@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from mis_core.errors import ConfigError
 from mis_core.models.decoder import Decoder
+from mis_core.models.layers import windows_of
 from mis_core.models.parallel import DATA, TENSOR, few_rows
 from mis_core.runner.arrays import step_arrays
 from mis_core.runner.buckets import PAIRS, empty_decode_step, empty_dense_step, full_step, token_buckets
@@ -53,6 +54,7 @@ class Runner:
         self.mesh, self.shape, self.pages = mesh, shape, pages
         graph, self._weights = nnx.split(decoder)
         config, self._backend = decoder.config, decoder.backend
+        self._windows = windows_of(config.layers)
         self._cache_shape = cache_shape(config, mesh.shape[DATA], pages, self._backend)
         try:  # waiting for it, since a device that lacks the room would say so in the first step
             self._cache = jax.block_until_ready(self._empty_cache())
@@ -168,7 +170,7 @@ class Runner:
     def _hidden(self, plan: StepPlan, size: int) -> Array:
         pages = plan.shards[0].page_table.shape[1]
         shape = dataclasses.replace(self.shape.room(plan.is_mixed), pages_per_context=pages)
-        arrays = step_arrays(self._backend, shape, plan, size, min(size, shape.scored))
+        arrays = step_arrays(self._backend, shape, plan, size, min(size, shape.scored), self._windows)
         if plan.is_decoding:
             hidden, self._cache = self._decode(self._weights, self._cache, arrays, self._slots.last)
             return hidden

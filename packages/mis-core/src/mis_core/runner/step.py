@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import PADDING, Decoder
+from mis_core.models.layers import windows_of
 from mis_core.models.parallel import DATA, TENSOR, partition
 from mis_core.runner.arrays import StepArrays
 from mis_core.scheduler.plan import EXCHANGED, PAGE_SIZE
@@ -80,6 +81,8 @@ def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, backend: Backend
         decoder: Decoder = nnx.merge(graph, weights)
         scale = decoder.config.attention.head_dim**-0.5
         here: StepArrays = jax.tree.map(lambda x: x[0], arrays)
+        layers = decoder.config.layers
+        windows = windows_of(layers)
 
         def exchange(cache: KeyValueCache, new: KeyValueCache, segments: LaidOut, first_page: Array) -> KeyValueCache:
             """Write what the other devices computed of spread requests."""
@@ -101,6 +104,8 @@ def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, backend: Backend
         def attend(q: Array, k: Array, v: Array, cache: KeyValueCache, layer: Array) -> tuple[Array, KeyValueCache]:
             first_page = layer * pages
             segments = here.segments.shift_pages(first_page)
+            if windows:
+                segments = segments.of_window(jnp.array([windows.index(each.window) for each in layers])[layer])
             with jax.named_scope("write_pages"):
                 k_pages, v_pages = (
                     write_pages(old, new, segments, backend) for old, new in zip(cache, (k, v), strict=True)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from mis_kernels.backends.gpu import backend as gpu
-from mis_kernels.backends.laid_out import LaidOut, StepLimits
+from mis_kernels.backends.laid_out import LaidOut, StepLimits, stacked
 from mis_kernels.backends.native import backend as native
 from mis_kernels.backends.protocol import Backend
 from mis_kernels.backends.reference import backend as reference
@@ -13,7 +13,7 @@ from mis_kernels.backends.xla import backend as xla
 from mis_kernels.heads import HeadShape
 
 __all__ = [
-    "ANY_HEADS", "REGISTRY", "Backend", "LaidOut", "StepLimits", "choose", "explain", "fastest_dtype",
+    "ANY_HEADS", "REGISTRY", "Backend", "LaidOut", "StepLimits", "choose", "explain", "fastest_dtype", "stacked",
 ]  # fmt: skip
 
 REGISTRY: list[type[Backend]] = [

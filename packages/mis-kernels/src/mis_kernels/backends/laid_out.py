@@ -1,9 +1,13 @@
 """A step as a backend takes it: its segments, and the tile lists that the backend cut them into."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
 
 from mis_kernels.segments import Segments
 
@@ -37,3 +41,17 @@ class LaidOut(Segments):
     """
 
     tiles: Any
+
+    def of_window(self, number: Array | int) -> Self:
+        """Return what layers of one of several windows see, by its number in what was `stacked`."""
+        tiles, window = jax.tree.map(lambda x: jnp.asarray(x)[number], (self.tiles, self.window))
+        return dataclasses.replace(self, tiles=tiles, window=window)
+
+
+def stacked(windows: Sequence[LaidOut]) -> LaidOut:
+    """Put together what a step's layers see that have several windows: of one capacity, in host memory.
+
+    Lists of tiles and the window itself get a leading axis; all else is the same for every window.
+    """
+    tiles, window = jax.tree.map(lambda *each: np.stack(each), *((each.tiles, each.window) for each in windows))
+    return dataclasses.replace(windows[0], tiles=tiles, window=window)

@@ -44,6 +44,7 @@ class _Shape(NamedTuple):
     group: int
     head_dim: int
     scale: float  # of logits to base 2
+    slides: bool  # whether rows see a window of what comes before them
 
     @property
     def columns(self) -> int:
@@ -61,7 +62,9 @@ class _Lists(NamedTuple):
 
     starts: _Ref
     context_id: _Ref
+    first: _Ref
     reach: _Ref
+    shared_first: _Ref
     shared: _Ref
     own_ranks: _Ref
     own_shared: _Ref
@@ -75,8 +78,9 @@ class _Rows(NamedTuple):
     token: Array
     head: Array
     context_id: Array
+    context_first: Array
     context_len: Array
-    segment_start: Array
+    own_first: Array
 
 
 class _Softmax(NamedTuple):
@@ -116,9 +120,9 @@ def gpu_attention(
     if not isinstance(tiles, GpuTiles):
         raise ValueError("segments: were not laid out for gpu")
     tokens, heads, head_dim = q.shape
-    shape = _Shape(tiles.blocks, heads // k.shape[1], head_dim, scale * log2(e))
+    shape = _Shape(tiles.blocks, heads // k.shape[1], head_dim, scale * log2(e), segments.window is not None)
     lists = *(getattr(tiles, name) for name in _Lists._fields[:-1]), segments.page_table
-    facts = segments.context_id, segments.context_len, segments.segment_start
+    facts = segments.context_id, segments.context_first, segments.context_len, segments.own_first
     return pl.pallas_call(
         partial(_kernel, shape=shape),
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
@@ -156,7 +160,7 @@ def _kernel(*refs: _Ref, shape: _Shape) -> None:
     add = partial(_Softmax.add, q=queries, scale=shape.scale)
     # In this order: the compiler runs the products of a loop of whole tiles one after the other if it follows `visit`.
     state = _add_own(state, add, own, block, lists, rows)
-    state = _add_contexts(state, add, cached, block, lists, rows)
+    state = _add_contexts(state, add, cached, block, lists, rows, slides=shape.slides)
     total = jnp.where(state.total > 0, state.total, 1)[:, None]  # a row that saw nothing is zero
     out[rows.token[:, None], rows.head[:, None], used[None, :]] = (state.weighted / total).astype(out.dtype)
 
@@ -177,7 +181,7 @@ def _add_own(
     def edge(rank: Array, state: _Softmax) -> _Softmax:
         key = lists.own_keys[rank, block, :]
         keys, values = read(jnp.maximum(key, 0))
-        visible = (key[None] >= rows.segment_start[:, None]) & (key[None] <= rows.token[:, None])
+        visible = (key[None] >= rows.own_first[:, None]) & (key[None] <= rows.token[:, None])
         return add(state, keys, jnp.where((key >= 0)[:, None], values, 0), visible)
 
     state = lax.fori_loop(0, lists.own_shared[block], whole, state)
@@ -191,12 +195,15 @@ def _add_contexts(
     block: Array,
     lists: _Lists,
     rows: _Rows,
+    *,
+    slides: bool,
 ) -> _Softmax:
-    """Take in the contexts that a block visits, of each the tiles first that all rows see whole."""
+    """Take in the contexts that a block visits, from the first tile that some row sees; some are seen by all, whole."""
 
     def visit(number: Array, state: _Softmax) -> _Softmax:
         context, stop = lists.context_id[number], lists.reach[number]
         limit = jnp.where(rows.context_id == context, rows.context_len, 0)
+        shared_first, shared = lists.shared_first[number] if slides else 0, lists.shared[number]
 
         def whole(tile: Array, state: _Softmax) -> _Softmax:
             return add(state, *read(context, tile * KEYS + jnp.arange(KEYS)))
@@ -206,10 +213,15 @@ def _add_contexts(
             keys, values = read(context, position)
             # Unused cache memory may hold NaN, and 0 * NaN is NaN.
             values = jnp.where((position < stop)[:, None], values, 0)
-            return add(state, keys, values, position[None] < limit[:, None])
+            visible = position[None] < limit[:, None]
+            if slides:
+                visible &= position[None] >= rows.context_first[:, None]
+            return add(state, keys, values, visible)
 
-        state = lax.fori_loop(0, lists.shared[number], whole, state)
-        return lax.fori_loop(lists.shared[number], pl.cdiv(stop, KEYS), edge, state)
+        if slides:
+            state = lax.fori_loop(lists.first[number], shared_first, edge, state)
+        state = lax.fori_loop(shared_first, shared, whole, state)
+        return lax.fori_loop(shared, pl.cdiv(stop, KEYS), edge, state)
 
     return lax.fori_loop(lists.starts[block], lists.starts[block + 1], visit, state)
 

@@ -1,8 +1,9 @@
 """What each block of rows visits on a GPU: contexts from their beginning, and tiles of its own keys.
 
 A program of the kernel has one KV head and a block of new tokens with all their query heads. It visits every context
-that one of its rows sees, from position 0 in steps of `KEYS`, however long it is: so the number of launches depends on
-neither. Own tiles are those of plain XLA, whose alignment lets no neighbour change a sum (see `backends.xla.tiles`).
+that one of its rows sees, at positions that are multiples of `KEYS`, however long it is: so the number of launches
+depends on neither. Own tiles are those of plain XLA, whose alignment lets no neighbour change a sum (see
+`backends.xla.tiles`).
 """
 
 import dataclasses
@@ -58,8 +59,10 @@ class GpuTiles:
     Attributes:
         starts: Block `b` visits `starts[b]` to `starts[b + 1]`, `[blocks + 1]`.
         context_id: Context of each visit, `[visits]`.
-        reach: Tokens of that context that some row of the block sees, at least 1, `[visits]`.
-        shared: Tiles of that context that every row of the block sees whole, its first ones, `[visits]`.
+        first: Tile of that context with the first token that some row of the block sees, `[visits]`.
+        reach: Tokens of that context up to the last that some row of the block sees, at least 1, `[visits]`.
+        shared_first: The first tile of that context that every row of the block sees whole, `[visits]`.
+        shared: The tile behind the last such one; `shared_first` if there is none, `[visits]`.
         own_ranks: Own tiles of each block, `[blocks]`.
         own_shared: Own tiles of each block that every row of it sees whole, its first ones, `[blocks]`.
         own_keys: New-token index of each key in a block's n-th own tile, or -1, `[ranks, blocks, KEYS]`.
@@ -68,7 +71,9 @@ class GpuTiles:
 
     starts: IntArray
     context_id: IntArray
+    first: IntArray
     reach: IntArray
+    shared_first: IntArray
     shared: IntArray
     own_ranks: IntArray
     own_shared: IntArray
@@ -102,33 +107,41 @@ def build_tiles(segments: Segments, blocks: GpuBlocks, capacity: tuple[int, ...]
     if tokens % blocks.tokens:
         raise ValueError(f"tokens: {tokens} are not a multiple of a block's {blocks.tokens}")
     most_visits, most_ranks = (None, None) if capacity is None else capacity
-    starts, *visits = _visits(np.asarray(segments.context_id), np.asarray(segments.context_len), blocks.tokens)
-    own_keys = own_tiles(np.asarray(segments.segment_start), blocks.tokens, KEYS)
+    starts, *visits = _visits(segments, blocks.tokens)
+    own_keys = own_tiles(segments, blocks.tokens, KEYS)
     # Tiles of a block are filled one after the other, so those with a key are its first.
     own_ranks = (own_keys >= 0).any(2).sum(0).astype(np.int32)
-    own_shared = _seen_by_all(own_keys, np.asarray(segments.segment_start), blocks.tokens)
-    context_id, reach, shared = (fit(array, most_visits, "visits of contexts", 0) for array in visits)
+    own_shared = _seen_by_all(own_keys, np.asarray(segments.own_first), blocks.tokens)
+    lists = (fit(array, most_visits, "visits of contexts", 0) for array in visits)
     own_keys = fit(own_keys, most_ranks, "own tiles of a block", -1)
-    return GpuTiles(starts, context_id, reach, shared, own_ranks, own_shared, own_keys, blocks)
+    return GpuTiles(starts, *lists, own_ranks, own_shared, own_keys, blocks)
 
 
-def _visits(context_id: np.ndarray, context_len: np.ndarray, tokens: int) -> tuple[np.ndarray, ...]:
-    """Return the first visit of each block; then context, reach and shared tiles of each visit."""
-    rows = np.flatnonzero(context_len)
+def _visits(segments: Segments, tokens: int) -> tuple[np.ndarray, ...]:
+    """Return the first visit of each block; then the fields of `GpuTiles` from `context_id` to `shared`."""
+    facts = segments.context_id, segments.context_first, segments.context_len
+    context_id, context_first, context_len = map(np.asarray, facts)
+    rows = np.flatnonzero(context_len > context_first)
     contexts = int(context_id.max(initial=0)) + 1
     pairs, inverse = np.unique((rows // tokens).astype(np.int64) * contexts + context_id[rows], return_inverse=True)
-    reach = np.zeros(len(pairs), np.int64)
+    none, most = np.zeros(len(pairs), np.int64), np.full(len(pairs), np.iinfo(np.int64).max)
+    reach, latest_first, least, first = none.copy(), none.copy(), most.copy(), most.copy()
     np.maximum.at(reach, inverse, context_len[rows])
-    least = np.full(len(pairs), np.iinfo(np.int64).max)
     np.minimum.at(least, inverse, context_len[rows])
-    shared = np.where(np.bincount(inverse, minlength=len(pairs)) == tokens, least // KEYS, 0)
+    np.maximum.at(latest_first, inverse, context_first[rows])
+    np.minimum.at(first, inverse, context_first[rows])
+    is_whole = np.bincount(inverse, minlength=len(pairs)) == tokens
+    shared_first = np.minimum(-(-latest_first // KEYS), -(-reach // KEYS))
+    shared = np.maximum(np.where(is_whole, least // KEYS, 0), shared_first)
     starts = np.searchsorted(pairs // contexts, np.arange(len(context_id) // tokens + 1))
-    return tuple(array.astype(np.int32) for array in (starts, pairs % contexts, reach, shared))
+    return tuple(
+        array.astype(np.int32) for array in (starts, pairs % contexts, first // KEYS, reach, shared_first, shared)
+    )
 
 
-def _seen_by_all(own_keys: np.ndarray, segment_start: np.ndarray, tokens: int) -> np.ndarray:
+def _seen_by_all(own_keys: np.ndarray, own_first: np.ndarray, tokens: int) -> np.ndarray:
     """Return how many of each block's own tiles every row sees whole; keys of such a tile lie one after the other."""
-    first = np.arange(0, len(segment_start), tokens)
-    latest_start = segment_start.reshape(-1, tokens).max(1)
+    first = np.arange(0, len(own_first), tokens)
+    latest_start = own_first.reshape(-1, tokens).max(1)
     whole = (own_keys >= latest_start[:, None]) & (own_keys <= first[:, None])
     return np.cumprod(whole.all(2), axis=0).sum(0).astype(np.int32)

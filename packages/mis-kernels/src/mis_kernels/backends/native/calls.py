@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Float32, Shaped
 
 from mis_kernels.backends.native import library
 from mis_kernels.backends.xla import norms, rope
-from mis_kernels.segments import Segments
+from mis_kernels.segments import NO_WINDOW, Segments
 from mis_kernels.storage import from_bits, to_bits
 
 _DIMENSION_STEP = 32  # numbers in a row of a tile register
@@ -39,10 +39,11 @@ def native_attention(
     if q.dtype != jnp.bfloat16 or misfit(q.shape[2]):
         raise ValueError(f"q: native attention takes no {q.dtype} heads of {q.shape[2]}")
     rows = (jnp.asarray(x) for x in (segments.context_id, segments.context_len, segments.segment_start))
+    window = jnp.int32(NO_WINDOW if segments.window is None else segments.window)
     call = jax.ffi.ffi_call("mis_segment_attention", jax.ShapeDtypeStruct(q.shape, jnp.uint16))
     bits = (to_bits(x) for x in (q, k, v, k_pages, v_pages))
     how = {"scale": np.float32(scale), "has_tiles": np.bool_(library.has_tiles())}
-    return from_bits(call(*bits, *rows, jnp.asarray(segments.page_table), **how))
+    return from_bits(call(*bits, *rows, jnp.asarray(segments.page_table), window, **how))
 
 
 def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:

@@ -22,11 +22,12 @@ def visibility(segments: Segments, page_size: int) -> tuple[Bool[Array, "tokens 
     contexts, pages = jnp.asarray(segments.page_table).shape
     slot_context = jnp.repeat(jnp.arange(contexts), pages * page_size)
     slot_position = jnp.tile(jnp.arange(pages * page_size), contexts)
-    in_context = (slot_context == jnp.asarray(segments.context_id)[:, None]) & (
-        slot_position < jnp.asarray(segments.context_len)[:, None]
+    context_id, first, stop = (
+        jnp.asarray(x)[:, None] for x in (segments.context_id, segments.context_first, segments.context_len)
     )
+    in_context = (slot_context == context_id) & (slot_position >= first) & (slot_position < stop)
     token = jnp.arange(segments.num_tokens)
-    in_segment = (token >= jnp.asarray(segments.segment_start)[:, None]) & (token <= token[:, None])
+    in_segment = (token >= jnp.asarray(segments.own_first)[:, None]) & (token <= token[:, None])
     return in_context, in_segment
 
 

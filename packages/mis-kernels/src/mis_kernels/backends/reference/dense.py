@@ -107,6 +107,7 @@ def _of_one_context(segments: Segments, context: Array) -> Segments:
         segment_start=jnp.where(is_of_it, jnp.asarray(segments.segment_start), jnp.arange(segments.num_tokens) + 1),
         page_table=jnp.asarray(segments.page_table)[:1],  # how many pages there are, not which
         page_writes=segments.page_writes,
+        window=segments.window,
     )
 
 

@@ -89,11 +89,16 @@ def _scalars(segments: LaidOut, tiles: TpuTiles) -> tuple[Array, ...]:
 
 
 def _row_facts(segments: LaidOut, rows: int) -> Array:
-    """Return context, its visible length and first visible new token of each row, `[3, rows]`."""
-    facts = jnp.stack([jnp.asarray(x) for x in (segments.context_id, segments.context_len, segments.segment_start)])
+    """Return of each row its context, how far it sees there, and its first visible new token, `[3, rows]`.
+
+    With a window also where it begins to see its context, `[4, rows]`.
+    """
+    seen = segments.context_id, segments.context_len, segments.own_first
+    seen = seen if segments.window is None else (*seen, segments.context_first)
+    facts = jnp.stack([jnp.asarray(x) for x in seen])
     extra = rows - facts.shape[1]
-    never = jnp.array([0, 0, jnp.iinfo(jnp.int32).max], jnp.int32)[:, None]
-    return jnp.concatenate([facts, jnp.broadcast_to(never, (3, extra))], axis=1) if extra else facts
+    never = jnp.array([0, 0, jnp.iinfo(jnp.int32).max, 0], jnp.int32)[: len(seen), None]
+    return jnp.concatenate([facts, jnp.broadcast_to(never, (len(seen), extra))], axis=1) if extra else facts
 
 
 def _call(
@@ -121,7 +126,7 @@ def _call(
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=grid,
-            in_specs=[pl.BlockSpec((3, blocks.tokens), lambda head, block, *_: (0, block)), rows, own]
+            in_specs=[pl.BlockSpec((len(facts), blocks.tokens), lambda head, block, *_: (0, block)), rows, own]
             + [pl.BlockSpec(memory_space=pl.ANY)] * len(hbm),
             out_specs=rows,
             scratch_shapes=[

@@ -31,17 +31,18 @@ SAFE = 2.0**-100, 2.0**100
 
 
 class RowFacts(NamedTuple):
-    """What each token of the block sees, `[1, block tokens]` int32."""
+    """What each token of the block sees, `[1, block tokens]` int32; without a window it sees contexts from 0."""
 
+    token: Array
     context_id: Array
     context_len: Array
-    segment_start: Array
-    token: Array
+    own_first: Array
+    context_first: Array | None = None
 
     @property
     def live(self) -> Array:
         """Whether the token sees anything; padding does not."""
-        return (self.context_len > 0) | (self.segment_start <= self.token)
+        return (self.context_len > 0) | (self.own_first <= self.token)
 
 
 class Piece(NamedTuple):
@@ -79,7 +80,7 @@ def attention_kernel(*refs: Ref, shape: KernelShape) -> None:
     fetch = Fetch(tiles, hbm, scratch, shape)
     head, block = pl.program_id(0), pl.program_id(1)
     token = block * shape.blocks.tokens + lax.broadcasted_iota(jnp.int32, (1, shape.blocks.tokens), 1)
-    facts = RowFacts(facts_ref[0:1], facts_ref[1:2], facts_ref[2:3], token)
+    facts = RowFacts(token, *(facts_ref[row : row + 1] for row in range(facts_ref.shape[0])))
     fetch.begin(head, block)
     _load_rows(q, k, scratch, shape)
     scratch.weighted[...] = jnp.zeros_like(scratch.weighted)
@@ -156,7 +157,7 @@ def _intervals(kind: int, tile: Scalar, facts: RowFacts, fetch: Fetch) -> tuple[
     own, first = tiles.context_id[part] < 0, tiles.first[part]
     start = first if kind == NEAR else fetch.own_start(tile)
     # The clamped buffer of a last own tile repeats keys of the tile before: they begin at `first`.
-    own_low = jnp.maximum(facts.segment_start, first) - start
+    own_low = jnp.maximum(facts.own_first, first) - start
     context_low, context_end = _context_interval(tile, facts, fetch)
     low = jnp.where(own, own_low, context_low)
     count = jnp.maximum(jnp.where(own, facts.token + 1 - start, context_end) - low, 0)
@@ -168,14 +169,16 @@ def _context_interval(tile: Scalar, facts: RowFacts, fetch: Fetch) -> tuple[Arra
     blocks, low, end = fetch.shape.blocks, 0, jnp.zeros_like(facts.token)
     for number in range(blocks.parts):
         part = fetch.part(tile, number)
-        reach = facts.context_len - fetch.tiles.first[part]
+        first = fetch.tiles.first[part]
+        reach = facts.context_len - first
         reach = jnp.where(facts.context_id == fetch.tiles.context_id[part], reach, 0)
+        skipped = 0 if facts.context_first is None else jnp.maximum(facts.context_first - first, 0)
         if blocks.parts == 1:
-            return 0, reach
+            return skipped, reach
         seen = jnp.clip(reach, 0, fetch.tiles.used[part])
         begin = number * blocks.part_keys
-        low = jnp.where((seen > 0) & (end == 0), begin, low)
-        end = jnp.where(seen > 0, begin + seen, end)
+        low = jnp.where((seen > skipped) & (end == 0), begin + skipped, low)
+        end = jnp.where(seen > skipped, begin + seen, end)
     return low, end
 
 

@@ -123,11 +123,9 @@ def build_tpu_tiles(
     """
     if blocks.keys % page_size:
         raise ValueError(f"page_size: {page_size} does not divide the kernel's tiles of {blocks.keys} keys")
-    facts = segments.context_id, segments.context_len, segments.segment_start, segments.page_table
-    context_id, context_len, segment_start, page_table = (np.asarray(each) for each in facts)
-    count = -(-len(context_id) // blocks.tokens)
-    context = _context_tiles(context_id, context_len, segment_start, blocks)
-    own = _own_tiles(segment_start, blocks)
+    page_table = np.asarray(segments.page_table)
+    count = -(-segments.num_tokens // blocks.tokens)
+    context, own = _context_tiles(segments, blocks), _own_tiles(np.asarray(segments.own_first), blocks)
     block, kind, tile_context, first, used = (np.concatenate(columns) for columns in zip(context, own, strict=True))
     order = np.lexsort((np.arange(len(block)), kind, block))
     run = (block * KINDS + kind)[order]
@@ -173,27 +171,31 @@ def count_single_pages(tiles: TpuTiles, page_size: int) -> Int64[np.ndarray, "*s
     return np.where((context_id >= 0) & (pages < tiles.blocks.part_keys // page_size), pages, 0).sum(-1)
 
 
-def _context_tiles(
-    context_id: np.ndarray, context_len: np.ndarray, segment_start: np.ndarray, blocks: TpuBlocks
-) -> tuple[np.ndarray, ...]:
+def _context_tiles(segments: Segments, blocks: TpuBlocks) -> tuple[np.ndarray, ...]:
     """Return block and kind of the context tiles, `[tiles]`; context, first key and used keys, `[tiles, parts]`."""
+    facts = segments.context_id, segments.context_first, segments.context_len, segments.segment_start
+    context_id, context_first, context_len, segment_start = map(np.asarray, facts)
     live = np.flatnonzero((context_len > 0) | (segment_start <= np.arange(len(context_len))))
     contexts = int(context_id.max(initial=0)) + 1
     pair = (live // blocks.tokens).astype(np.int64) * contexts + context_id[live]
     pairs, inverse = np.unique(pair, return_inverse=True)
-    longest, shortest = np.zeros(len(pairs), np.int64), np.full(len(pairs), np.iinfo(np.int64).max)
+    longest, latest = np.zeros(len(pairs), np.int64), np.zeros(len(pairs), np.int64)
+    shortest, earliest = np.full((2, len(pairs)), np.iinfo(np.int64).max)
     np.maximum.at(longest, inverse, context_len[live])
     np.minimum.at(shortest, inverse, context_len[live])
+    np.maximum.at(latest, inverse, context_first[live])
+    np.minimum.at(earliest, inverse, context_first[live])
     block = pairs // contexts
     alone = np.bincount(block, minlength=1)[block] == 1  # the block's only context
 
-    counts = -(-longest // blocks.part_keys)
-    first = ramp(counts) * blocks.part_keys
-    block, context, longest, shortest, alone = (
-        np.repeat(x, counts) for x in (block, pairs % contexts, longest, shortest, alone)
+    skipped = earliest // blocks.part_keys
+    counts = np.maximum(-(-longest // blocks.part_keys) - skipped, 0)
+    first = (ramp(counts) + np.repeat(skipped, counts)) * blocks.part_keys
+    block, context, longest, shortest, latest, alone = (
+        np.repeat(x, counts) for x in (block, pairs % contexts, longest, shortest, latest, alone)
     )
     used = np.minimum(longest - first, blocks.part_keys)
-    masked = ~(alone & (shortest >= first + used))
+    masked = ~(alone & (first >= latest) & (shortest >= first + used))
 
     rank = ramp(np.unique(block, return_counts=True)[1])  # of a part in its block
     tile = np.cumsum(rank % blocks.parts == 0) - 1
@@ -205,13 +207,13 @@ def _context_tiles(
     return block[begins], kind, *columns
 
 
-def _own_tiles(segment_start: np.ndarray, blocks: TpuBlocks) -> tuple[np.ndarray, ...]:
+def _own_tiles(own_first: np.ndarray, blocks: TpuBlocks) -> tuple[np.ndarray, ...]:
     """Return block and kind of the tiles of new tokens, `[tiles]`; -1, first key and used keys, `[tiles, parts]`."""
-    rows = np.flatnonzero(segment_start <= np.arange(len(segment_start)))
+    rows = np.flatnonzero(own_first <= np.arange(len(own_first)))
     block, where = np.unique(rows // blocks.tokens, return_index=True)
-    lowest = np.minimum.reduceat(segment_start[rows], where) if len(rows) else rows
+    lowest = np.minimum.reduceat(own_first[rows], where) if len(rows) else rows
     end = rows[np.r_[where[1:], len(rows)] - 1] + 1 if len(rows) else rows
-    near = _are_near(segment_start, rows, where, blocks)
+    near = _are_near(own_first, rows, where, blocks)
     lowest = np.where(near, block * blocks.tokens - blocks.reach, lowest // OWN_ALIGNMENT * OWN_ALIGNMENT)
     counts = -(-(end - lowest) // blocks.keys)
     columns = np.zeros((3, counts.sum(), blocks.parts), np.int64)
@@ -222,13 +224,13 @@ def _own_tiles(segment_start: np.ndarray, blocks: TpuBlocks) -> tuple[np.ndarray
     return np.repeat(block, counts), kind, *columns
 
 
-def _are_near(segment_start: np.ndarray, rows: np.ndarray, where: np.ndarray, blocks: TpuBlocks) -> np.ndarray:
+def _are_near(own_first: np.ndarray, rows: np.ndarray, where: np.ndarray, blocks: TpuBlocks) -> np.ndarray:
     """Return for each block with live rows, which begin at `where`, whether a near tile holds what they see."""
     if not blocks.has_near or not len(rows):
         return np.zeros(len(where), bool)
     begin = rows // blocks.tokens * blocks.tokens - blocks.reach
     furthest = np.maximum(rows // REACH * REACH - REACH, begin)
-    return np.logical_and.reduceat((segment_start[rows] >= furthest) & (begin >= 0), where)
+    return np.logical_and.reduceat((own_first[rows] >= furthest) & (begin >= 0), where)
 
 
 def _contiguous(

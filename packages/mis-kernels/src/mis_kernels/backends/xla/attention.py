@@ -7,6 +7,7 @@ segments. Operands keep their type, products accumulate in float32: on CPUs a bf
 several times slower than a float32 one.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -90,23 +91,21 @@ def _attend_contexts(q: Array, cached: tuple[Array, Array], segments: LaidOut, h
     page_table, order = jnp.asarray(segments.page_table), jnp.asarray(tiles.order)
     runs, together = len(tiles.starts) - 1, tiles.used.shape[1]
     group = len(q) // segments.num_tokens
-    context_id, context_len = (
-        jnp.repeat(jnp.asarray(x), group)[:, None] for x in (segments.context_id, segments.context_len)
-    )
+    facts = segments.context_id, segments.context_len
+    facts = facts if segments.window is None else (*facts, segments.context_first)
     rows = (
         x.reshape(len(order), -1, x.shape[1])[order].reshape(runs, together, -1, x.shape[1])
-        for x in (q, context_id, context_len)
+        for x in (q, *(jnp.repeat(jnp.asarray(fact), group)[:, None] for fact in facts))
     )
     lists = [jnp.asarray(x) for x in (tiles.context_id, tiles.index, tiles.used)]
     starts, kind, fullest = (jnp.asarray(x) for x in (tiles.starts, tiles.kind, tiles.fullest))
 
     def one_run(arguments: tuple[Array, ...]) -> _Softmax:
-        run, q, context_id, context_len = arguments
+        run, q, *seen_of = arguments
 
         def visit(number: Array, state: _Softmax) -> _Softmax:
             context, index, used = (x[number] for x in lists)
-            of_rows = q, context_id, context_len
-            seen = partial(_add_tiles, state, *of_rows, cached, head, page_table, scale=scale)
+            seen = partial(_add_tiles, state, q, seen_of, cached, head, page_table, scale=scale)
             each = [partial(seen, context, index, used, used > 0, keys=keys) for keys in WIDTHS]
             one = fullest[number]  # the other tiles of a shared visit are parts of this one, or none
             shared = partial(seen, context[one], index[one], used[one], used > 0, keys=CONTEXT_TILE)
@@ -122,8 +121,7 @@ def _attend_contexts(q: Array, cached: tuple[Array, Array], segments: LaidOut, h
 def _add_tiles(
     state: _Softmax,
     q: Array,
-    context_id: Array,
-    context_len: Array,
+    seen_of: Sequence[Array],
     cached: tuple[Array, Array],
     head: Array,
     page_table: Array,
@@ -140,8 +138,8 @@ def _add_tiles(
     Args:
         state: Of `[blocks, rows, ...]`.
         q: `[blocks, rows, head_dim]`.
-        context_id: Of each row, `[blocks, rows, 1]`.
-        context_len: Of each row, `[blocks, rows, 1]`.
+        seen_of: Of each row its context, the end of what it sees of that, and with a window the beginning,
+            `[blocks, rows, 1]` each.
         cached: Keys and values, `[kv_heads, pages, page_size, head_dim]`.
         head: The KV head of the rows.
         page_table: Pages of each context.
@@ -160,7 +158,10 @@ def _add_tiles(
     # Unused cache memory may hold NaN, and 0 * NaN is NaN.
     v = jnp.where((position < used[..., None])[..., None], v, v.dtype.type(0))
     at = index[..., None, None] * CONTEXT_TILE + position
+    context_id, context_len, *context_first = seen_of
     visible = (context_id == context[..., None, None]) & (at < context_len) & has_tile[:, None, None]
+    for first in context_first:
+        visible &= at >= first
     rows = q.shape[:-1] if context.ndim else (-1,)
     *shaped, q, visible = (x.reshape(*rows, x.shape[-1]) for x in (*state, q, visible))
     added = _Softmax(*shaped).add(from_bits(q), from_bits(k), from_bits(v), visible, scale)
@@ -180,7 +181,7 @@ def _attend_own(
     tokens = tiles.used.shape[1] * ROW_BLOCK
     shape = (segments.num_tokens // tokens, tokens // own_tokens, own_tokens * group)
     token = jnp.arange(segments.num_tokens)
-    first, token = (jnp.repeat(jnp.asarray(x), group).reshape(*shape, 1) for x in (segments.segment_start, token))
+    first, token = (jnp.repeat(jnp.asarray(x), group).reshape(*shape, 1) for x in (segments.own_first, token))
     own_keys = jnp.asarray(tiles.own_keys)
     keys = own_keys.reshape(len(own_keys), shape[0], shape[1], -1).swapaxes(0, 1)
 

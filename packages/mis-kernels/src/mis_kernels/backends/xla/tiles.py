@@ -105,8 +105,9 @@ def build_tiles(segments: Segments, capacity: tuple[int, ...] | None = None) -> 
         ValueError: more are needed than the given capacity.
     """
     most_visits, most_ranks = (None, None) if capacity is None else capacity
-    order, rank, starts, *lists = _visits(np.asarray(segments.context_id), np.asarray(segments.context_len))
-    own_keys = own_tiles(np.asarray(segments.segment_start), own_block(segments.num_tokens), OWN_TILE)
+    facts = segments.context_id, segments.context_first, segments.context_len
+    order, rank, starts, *lists = _visits(*map(np.asarray, facts))
+    own_keys = own_tiles(segments, own_block(segments.num_tokens), OWN_TILE)
     kind, context_id, index, used, fullest = (fit(each, most_visits, "visits of context tiles", 0) for each in lists)
     # Tiles of a block are filled one after the other, so those with a key are its first.
     ranks = (own_keys >= 0).any(2).sum(0).reshape(len(starts) - 1, -1).max(1).astype(np.int32)
@@ -114,20 +115,22 @@ def build_tiles(segments: Segments, capacity: tuple[int, ...] | None = None) -> 
     return BlockTiles(order, rank, starts, kind, context_id, index, used, fullest, ranks, own_keys)
 
 
-def _visits(context_id: np.ndarray, context_len: np.ndarray) -> tuple[np.ndarray, ...]:
+def _visits(context_id: np.ndarray, context_first: np.ndarray, context_len: np.ndarray) -> tuple[np.ndarray, ...]:
     """Return the fields of `BlockTiles` from `order` to `fullest`."""
     tokens = len(context_id)
     blocks, together = tokens // ROW_BLOCK, side_by_side(tokens)
     # Pairs of a block and a context that it sees, and how much it sees of it.
-    rows = np.flatnonzero(context_len)
+    rows = np.flatnonzero(context_len > context_first)
     contexts = int(context_id.max(initial=0)) + 1
     pair = (rows // ROW_BLOCK).astype(np.int64) * contexts + context_id[rows]
     pairs, inverse = np.unique(pair, return_inverse=True)
-    seen = np.zeros(len(pairs), np.int64)
+    seen, unseen = np.zeros(len(pairs), np.int64), np.full(len(pairs), np.iinfo(np.int64).max)
     np.maximum.at(seen, inverse, context_len[rows])
+    np.minimum.at(unseen, inverse, context_first[rows])
     # Their tiles, block after block.
-    lens = -(-seen // CONTEXT_TILE)
-    index = ramp(lens)
+    skipped = unseen // CONTEXT_TILE
+    lens = -(-seen // CONTEXT_TILE) - skipped
+    index = ramp(lens) + np.repeat(skipped, lens)
     block = np.repeat(pairs // contexts, lens)
     counts = np.bincount(block, minlength=blocks)
     rank = ramp(counts)
@@ -151,14 +154,15 @@ def _visits(context_id: np.ndarray, context_len: np.ndarray) -> tuple[np.ndarray
     return *(field.astype(np.int32) for field in fields), *lists, lists[2].argmax(axis=1).astype(np.int32)
 
 
-def own_tiles(segment_start: np.ndarray, block_size: int, tile_size: int) -> np.ndarray:
+def own_tiles(segments: Segments, block_size: int, tile_size: int) -> np.ndarray:
     """Return the new-token index of each key in each block's own tiles, or -1, `[ranks, own_blocks, tile_size]`.
 
     Args:
-        segment_start: First new token that each token sees, `[tokens]`; beyond the token itself, none.
+        segments: Host arrays.
         block_size: New tokens that share a list of own keys; divides the tokens.
         tile_size: Keys of a tile, a power of two.
     """
+    segment_start, own_first = np.asarray(segments.segment_start), np.asarray(segments.own_first)
     blocks = len(segment_start) // block_size
     rows = np.flatnonzero(segment_start <= np.arange(len(segment_start)))
     # Rows of a segment are consecutive, so a run of equal (block, start) is one crossing of a block.
@@ -169,6 +173,9 @@ def own_tiles(segment_start: np.ndarray, block_size: int, tile_size: int) -> np.
     visible = rows[last] + 1 - start
     size = np.where(visible <= tile_size, 1 << np.ceil(np.log2(np.maximum(visible, 1))).astype(np.int64), 0)
     size = np.where(visible > tile_size, -(-visible // tile_size) * tile_size, size)
+    # Tiles that lie before a window are left out; all others keep their keys where they are.
+    skipped = np.where(visible > tile_size, (own_first[rows[first]] - start) // tile_size * tile_size, 0)
+    start, visible, size = start + skipped, visible - skipped, size - skipped
     order = np.lexsort((-size, block))  # falling sizes make every offset a multiple of its own size
     block, start, visible, size = block[order], start[order], visible[order], size[order]
 

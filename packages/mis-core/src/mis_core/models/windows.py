@@ -1,0 +1,93 @@
+"""Which layers slide, as transformers' classes of configurations have it for each family."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mis_core.errors import ModelError
+
+Slides = Callable[[Mapping[str, Any], int, bool], bool]
+"""Whether a layer slides where `layer_types` is silent: by the settings, its number, and whether it has RoPE."""
+
+_KINDS = {"full_attention": False, "sliding_attention": True}
+
+
+def all_layers(_raw: Mapping[str, Any], _layer: int, _has_rope: bool) -> bool:
+    """Mistral, Ministral."""
+    return True
+
+
+def from_max_window_layers(raw: Mapping[str, Any], layer: int, _has_rope: bool) -> bool:
+    """Qwen2, Qwen3: despite its name, `max_window_layers` counts the layers at the beginning that do not slide."""
+    first = raw.get("max_window_layers", 28)
+    if isinstance(first, bool) or not isinstance(first, int):
+        raise ModelError(f"max_window_layers must be an integer, not {json.dumps(first)[:40]}.")
+    return layer >= first
+
+
+def without_rope(_raw: Mapping[str, Any], _layer: int, has_rope: bool) -> bool:
+    """SmolLM3."""
+    return not has_rope
+
+
+@dataclass(frozen=True)
+class SlidingLayers:
+    """How the layers of a family slide.
+
+    Attributes:
+        slides: Which do where `layer_types` is silent.
+        window: Their window where `sliding_window` is silent, in tokens; None: then none does.
+        has_switch: Whether none does without `use_sliding_window`.
+        reads_types: Whether `layer_types` decides where it is given.
+    """
+
+    slides: Slides
+    window: int | None = 4096
+    has_switch: bool = False
+    reads_types: bool = False
+
+
+def sliding_windows(raw: Mapping[str, Any], has_rope: Sequence[bool], family: SlidingLayers | None) -> list[int | None]:
+    """Return the window of each layer, in tokens.
+
+    Args:
+        raw: What `config.json` holds.
+        has_rope: Whether each layer has RoPE.
+        family: How layers slide; None: they never do.
+
+    Raises:
+        ModelError: a setting is broken, or settings contradict each other; names it.
+    """
+    window = None if family is None else _window(raw, family)
+    by_family = [
+        family is not None and window is not None and family.slides(raw, layer, rotates)
+        for layer, rotates in enumerate(has_rope)
+    ]
+    listed = _listed(raw.get("layer_types"), len(has_rope))
+    if listed is not None and listed != by_family and not (family is not None and family.reads_types):
+        raise ModelError("layer_types is not what this family computes, which does not read it; leave it out.")
+    chosen = by_family if listed is None else listed
+    if window is None and any(chosen):
+        raise ModelError(f"layer_types: layer {chosen.index(True)} slides, but sliding_window gives no window.")
+    return [window if layer_slides else None for layer_slides in chosen]
+
+
+def _window(raw: Mapping[str, Any], family: SlidingLayers) -> int | None:
+    window = raw.get("sliding_window", family.window)
+    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
+        raise ModelError(f"sliding_window must be a positive integer or null, not {json.dumps(window)[:40]}.")
+    is_used = raw.get("use_sliding_window", False) if family.has_switch else True
+    if not isinstance(is_used, bool):
+        raise ModelError(f"use_sliding_window must be true or false, not {json.dumps(is_used)[:40]}.")
+    return window if is_used else None
+
+
+def _listed(kinds: Any, layers: int) -> list[bool] | None:
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) and kind in _KINDS for kind in kinds):
+        raise ModelError(f"layer_types must be a list of {' and '.join(_KINDS)}; nothing else is supported.")
+    if len(kinds) != layers:
+        raise ModelError(f"layer_types names {len(kinds)} layers, but num_hidden_layers is {layers}.")
+    return [_KINDS[kind] for kind in kinds]
