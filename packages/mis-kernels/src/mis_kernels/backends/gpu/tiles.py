@@ -112,9 +112,11 @@ def build_tiles(segments: Segments, blocks: GpuBlocks, capacity: tuple[int, ...]
     # Tiles of a block are filled one after the other, so those with a key are its first.
     own_ranks = (own_keys >= 0).any(2).sum(0).astype(np.int32)
     own_shared = _seen_by_all(own_keys, np.asarray(segments.own_first), blocks.tokens)
-    lists = (fit(array, most_visits, "visits of contexts", 0) for array in visits)
+    context_id, first, reach, shared_first, shared = (
+        fit(array, most_visits, "visits of contexts", 0) for array in visits
+    )
     own_keys = fit(own_keys, most_ranks, "own tiles of a block", -1)
-    return GpuTiles(starts, *lists, own_ranks, own_shared, own_keys, blocks)
+    return GpuTiles(starts, context_id, first, reach, shared_first, shared, own_ranks, own_shared, own_keys, blocks)
 
 
 def _visits(segments: Segments, tokens: int) -> tuple[np.ndarray, ...]:
