@@ -17,10 +17,10 @@ from mis_bench.presets.compare import compare, matrix
 from mis_bench.presets.decisions import decisions
 from mis_bench.presets.loads import stress, sweep
 from mis_bench.presets.run import run
+from mis_bench.presets.validate import validate
 from mis_bench.profile.command import compare_profiles, profile
 from mis_bench.report.command import report
 from mis_bench.targets.target import TargetUnavailable
-from mis_bench.validation.command import validate
 from mis_bench.workload import CANONICAL, WorkloadNameError, build_workload
 
 

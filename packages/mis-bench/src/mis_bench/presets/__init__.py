@@ -1,1 +1,1 @@
-"""Commands that carry a plan out: `run`, `compare`, `matrix`, `stress` and `sweep`; `bench` is what they share."""
+"""Commands that ask targets and keep evidence: `validate`, and those that carry a plan out, which share `bench`."""
