@@ -14,7 +14,7 @@ from mis_bench.evaluate.results import (
     slices_table,
 )
 from mis_bench.report.page import Section, as_html
-from mis_bench.report.plots import Axis, Plot, Series, draw
+from mis_bench.report.plots import Axis, Plot, Series
 from mis_bench.table import Table
 
 _POINTS = 200  # of a line
@@ -65,9 +65,10 @@ def _diagram(targets: Sequence[Evaluated]) -> Plot:
         bins = _bins(each)
         series.append(Series(each.target, [one.probability for one in bins], [one.outcome for one in bins]))
     of = "the second class" if all(_is_binary(each) for each in targets) else "the decision"
-    figure = draw(series, Axis(f"Mean probability of {of}", "linear"), Axis("How often it was so", "linear"))
     return Plot(
-        figure,
+        series,
+        Axis(f"Mean probability of {of}", "linear"),
+        Axis("How often it was so", "linear"),
         "Bins hold equal shares of the answers. Above the line things are more probable than the target says, below it "
         "less.",
     )
@@ -95,11 +96,9 @@ def _risk(targets: Sequence[Evaluated]) -> Plot:
         coverage, risk = kept[chosen] / kept[-1], wrong[chosen] / kept[chosen]
         series.append(Series(each.target, coverage.tolist(), risk.tolist()))
     return Plot(
-        draw(
-            series,
-            Axis("Share of answers that are acted on, the most confident first", "linear"),
-            Axis("Share of them that is wrong", "linear"),
-        ),
+        series,
+        Axis("Share of answers that are acted on, the most confident first", "linear"),
+        Axis("Share of them that is wrong", "linear"),
         "Lower is better. Read off how much may be decided without a person at a share of errors that you accept.",
     )
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from mis_bench.profile.tables import tables
 from mis_bench.report.page import Section
-from mis_bench.report.plots import Axis, Plot, Series, draw
+from mis_bench.report.plots import Axis, Plot, Series
 from mis_bench.report.results import short
 from mis_bench.report.sources import ReportSources
 from mis_bench.table import Table, number
@@ -39,14 +39,14 @@ def _validation(documents: Sequence[tuple[str, Validation]]) -> Section:
         if speedups:
             name = f"{short(model.model)}, {model.about.name}, {file}"
             series.append(Series(name, list(speedups), list(speedups.values())))
-    axes = Axis("Items of a request"), Axis("Times as fast as one item at a time", mark=1)
+    x, y = Axis("Items of a request"), Axis("Times as fast as one item at a time", mark=1)
     reading = "Above the dotted line one request is faster than its items one by one."
     text = [f"{passed([each for _, each in documents])}."]
     for _, each in documents:
         absent = set(each.planned) - {model.model for model in each.models}
         reasons = {model: each.unavailable.get(model, "The command ended before.") for model in sorted(absent)}
         text += [f"Not validated: {short(model)}. {why}" for model, why in reasons.items()]
-    plots = [Plot(draw(series, *axes), reading)] if series else []
+    plots = [Plot(series, x, y, reading)] if series else []
     return Section("Validation", plots, gates, text)
 
 
@@ -78,6 +78,6 @@ def _device_time(sources: ReportSources) -> Section:
     if sources.estimates:
         priced = [estimate for _, estimate in sources.estimates]
         found.append(Table.of("Priced from compiled programs, not measured", priced, columns))
-    figure = draw(drawn, Axis("Share of device time in %", "linear"), Axis("", "names"))
+    x, y = Axis("Share of device time in %", "linear"), Axis("", "names")
     reading = "What is furthest right takes longest, and is what to make faster first. These are shares, not latencies."
-    return Section("Device time and memory", [Plot(figure, reading)] if drawn else [], found)
+    return Section("Device time and memory", [Plot(drawn, x, y, reading)] if drawn else [], found)

@@ -32,7 +32,7 @@ def as_html(title: str, sections: Sequence[Section]) -> str:
         lstrip_blocks=True,
     )
     figures = {
-        f"section-{index}-plot-{number}": json.loads(plot.figure.to_json() or "{}")
+        f"section-{index}-plot-{number}": json.loads(plot.draw().to_json() or "{}")
         for index, section in enumerate(sections, 1)
         for number, plot in enumerate(section.plots, 1)
     }
@@ -40,6 +40,7 @@ def as_html(title: str, sections: Sequence[Section]) -> str:
         title=title,
         sections=sections,
         is_bad=is_bad,
+        heights={name: figure["layout"]["height"] for name, figure in figures.items()},
         figures=json.dumps(figures).replace("<", "\\u003c"),  # nothing in it ends a script element
         plotly=get_plotlyjs() if figures else "",
         version=mis_bench.__version__,

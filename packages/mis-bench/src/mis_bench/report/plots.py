@@ -21,13 +21,6 @@ _AREA_PX, _AXIS_PX = 360, 84
 _MARK = {"dash": "dot", "color": GREY, "width": 1.5}
 
 
-class Plot(NamedTuple):
-    """A plot and one sentence that says what to read off it, for eyes and for screen readers."""
-
-    figure: go.Figure
-    reading: str
-
-
 class Axis(NamedTuple):
     """An axis, of numbers or of names, the first at the top."""
 
@@ -44,6 +37,19 @@ class Series(NamedTuple):
     y: Sequence[Any]  # numbers or names
     ends: Sequence[tuple[float, float]] = ()  # low and high end of each interval, of `y`, or of `x` beside names
     notes: Sequence[str] = ()  # shown of each point under the pointer, beside its figures
+
+
+class Plot(NamedTuple):
+    """A plot and one sentence that says what to read off it, for eyes and for screen readers."""
+
+    series: Sequence[Series]
+    x: Axis
+    y: Axis
+    reading: str
+
+    def draw(self) -> go.Figure:
+        """Return the figure, which pages in Markdown do without."""
+        return draw(self.series, self.x, self.y)
 
 
 def draw(series: Sequence[Series], x: Axis, y: Axis) -> go.Figure:

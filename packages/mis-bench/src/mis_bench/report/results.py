@@ -4,10 +4,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import plotly.graph_objects as go
-
 from mis_bench.report.page import Section
-from mis_bench.report.plots import Axis, Plot, Series, draw
+from mis_bench.report.plots import Axis, Plot, Series
 from mis_bench.results.figures import Row
 from mis_bench.results.rows import rows_table
 from mis_bench.results.summary import Measured
@@ -81,12 +79,12 @@ def _plots(preset: str, drawn: Sequence[_Drawn], objective_ms: float | None) -> 
     elif preset == "perf" and changed:
         axis = Axis("Times the items per second of the other version", "linear", mark=1)
         reading = "Right of the dotted line the version is faster; an interval across it may be noise."
-        yield Plot(_ranking(changed, "ratio", axis), reading)
+        yield _ranking(changed, "ratio", axis, reading)
     elif preset != "compare" and len({each.size for each in drawn}) > 1:
         yield from _over_sizes(drawn)
     elif len(drawn) > 1:
         reading = "Further right is faster; grey ends are the interval, or all rounds. The table says who may not win."
-        yield Plot(_ranking(drawn, "items_per_second", Axis(_SPEED)), reading)
+        yield _ranking(drawn, "items_per_second", Axis(_SPEED), reading)
 
 
 def _throughput_latency(drawn: Sequence[_Drawn], objective_ms: float | None) -> Plot:
@@ -98,7 +96,7 @@ def _throughput_latency(drawn: Sequence[_Drawn], objective_ms: float | None) -> 
     reading = "Right and low is better: more requests a second, answered sooner. Each point is a load."
     if objective_ms is not None:
         reading += f" The dotted line is the objective of {number(objective_ms)} ms."
-    return Plot(draw(series, Axis("Requests per second", "linear"), Axis(_P99, mark=objective_ms)), reading)
+    return Plot(series, Axis("Requests per second", "linear"), Axis(_P99, mark=objective_ms), reading)
 
 
 def _over_sizes(drawn: Sequence[_Drawn]) -> Iterator[Plot]:
@@ -112,18 +110,22 @@ def _over_sizes(drawn: Sequence[_Drawn]) -> Iterator[Plot]:
         latencies += [Series(f"{name}, p{percent}", sizes, _percentiles(mine, percent)) for percent in (50, 99)]
     axis = Axis("Items of a call")
     yield Plot(
-        draw(speeds, axis, Axis(_SPEED)),
+        speeds,
+        axis,
+        Axis(_SPEED),
         "Higher is better. A line that rises spreads the query's cost over more items; where it is flat, more of them "
         "bring nothing.",
     )
     yield Plot(
-        draw(latencies, axis, Axis("Latency of a request in ms")),
+        latencies,
+        axis,
+        Axis("Latency of a request in ms"),
         "Lower is better. The distance from p50 to p99 is how much requests scatter.",
     )
 
 
-def _ranking(drawn: Sequence[_Drawn], figure: str, axis: Axis) -> go.Figure:
-    """Draw a figure of every row beside its name."""
+def _ranking(drawn: Sequence[_Drawn], figure: str, axis: Axis, reading: str) -> Plot:
+    """Return a plot of a figure of every row beside its name."""
     kinds: dict[str, list[_Drawn]] = {}
     for each in drawn:
         kind = "wins" if each.row.wins else "not eligible" if each.row.objections else "measured"
@@ -133,7 +135,7 @@ def _ranking(drawn: Sequence[_Drawn], figure: str, axis: Axis) -> go.Figure:
         found = [getattr(each.row, figure) for each in mine]
         ends = [(each.low, each.high) for each in found]
         series.append(Series(kind, [each.value for each in found], [each.name for each in mine], ends))
-    return draw(series, axis, Axis("", "names"))
+    return Plot(series, axis, Axis("", "names"), reading)
 
 
 def _lines(drawn: Sequence[_Drawn], without: str) -> dict[str, list[_Drawn]]:
