@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from markdown_it import MarkdownIt
 
 from mis_bench.cli import main
 from mis_bench.commits import SourceCommit
+from mis_bench.report.page import Section, as_html, as_markdown
 from mis_bench.report.plots import LINE_PX, Axis, Series, draw
 from mis_bench.results.records import Call
+from mis_bench.table import Table
 from page_parts import Page
 from report_artifacts import validation
 from report_sources import EVERY_PRESET, case, compare, run, sweep, write_everything, write_results
@@ -255,6 +258,31 @@ def test_what_was_not_validated_and_what_was_waived_has_not_passed(tmp_path: Pat
     assert (passed, waived) == (1, 1)
     assert f"{passed} of {len(gates)} gates passed, {waived} waived." in text
     assert "Not validated: large. Too large." in text
+
+
+def test_names_cannot_become_markup_in_markdown_either(tmp_path: Path) -> None:
+    title = "<img src=x onerror=alert(1)> *all* of [it](https://example.com)"
+    compare(tmp_path / "results", "<b>x|`y`", "transformers", "*llama*")
+    text = markdown_of(tmp_path / "results", tmp_path, "--title", title)
+    parsed = MarkdownIt("commonmark").enable("table").parse(text)
+    found = [part for each in parsed for part in (each, *(each.children or ()))]
+    assert {each.type for each in found if each.content} == {"inline", "text"}
+    shown = ["".join(part.content for part in each.children or ()) for each in parsed if each.type == "inline"]
+    assert shown[0] == title
+    assert any(each.startswith("<b>x|`y`") for each in shown)
+    assert any(each.startswith("*llama*") for each in shown)
+
+
+def test_no_heading_stands_over_nothing() -> None:
+    sections = [
+        Section("Empty"),
+        Section("Devices", tables=[Table.of("None", [], {"a": str}), Table("Rows", ["a"], [["1"]])]),
+    ]
+    for text in (as_html("t", sections), as_markdown("t", sections)):
+        assert "Empty" not in text
+        assert "None" not in text
+        assert "Devices" in text
+        assert "Rows" in text
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 
 from mis_bench.results.rows import rows_table
-from mis_bench.table import Table, number
+from mis_bench.table import Table, escaped, number
 
 SAMPLE = Table.of(
     "Samples",
@@ -33,7 +34,7 @@ def test_numbers_are_set_to_the_right_and_pipes_cannot_break_a_row() -> None:
         "",
         "| name | items/s | status |",
         "| --- | ---: | --- |",
-        "| a/b | 1.5 | failed: why |",
+        r"| a\|b | 1.5 | failed: why |",
         "| c | 1,234,567 | ok |",
     ]
 
@@ -57,6 +58,42 @@ def test_without_a_terminal_the_caption_is_one_line_and_markup_is_text(capsys: p
     assert lines[0] == caption
     assert "[bold]head" in lines[1]
     assert any("[red]cell" in line for line in lines)
+
+
+MARKUP = "".join(map(chr, range(ord(" "), ord("a"))))  # signs, digits, capitals
+
+
+def shown(markdown: str) -> list[str]:
+    """Return the text of every heading, paragraph and cell, as GitHub's Markdown shows it."""
+    parsed = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(markdown)
+    return ["".join(part.content for part in each.children or ()) for each in parsed if each.type == "inline"]
+
+
+def kinds(markdown: str) -> set[str]:
+    """Return what a text is made of."""
+    parsed = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(markdown)
+    return {part.type for each in parsed for part in (each, *(each.children or ()))}
+
+
+@example("<b>x</b> *a* __b__ [c](http://d) ![e](f) `g` | ~~h~~ &lt; \\ #")
+@example("1. one")
+@example("- a")
+@example("## a")
+@example("> a")
+@given(st.text(MARKUP + "ab~_`|", min_size=1).map(str.strip).filter(bool))
+def test_no_text_is_markup(text: str) -> None:
+    line = " ".join(text.split())
+    heading, item = f"# {escaped(text)}", f"- {escaped(text)}x"
+    assert shown(heading) == [line]
+    assert kinds(heading) == {"heading_open", "inline", "text", "heading_close"}
+    assert shown(item) == [f"{line}x"]
+    table = Table(text, [text, "b"], [["c", text]]).as_markdown()
+    assert shown(table) == [f"{line}:", line, "b", "c", line]
+
+
+def test_what_markup_would_do_is_noticed() -> None:
+    """The parser that proves the line above sees what it is to see."""
+    assert {"em_open", "code_inline"} <= kinds("# *a* `b`")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,14 @@ _NUMBER = re.compile(r"[-+]?[\d,.]+ ?%?( to [-+]?[\d,.]+ ?%?)?( \(.*\))?|-")
 _BAD = ("fail", "missed", "not eligible", "not run", "skipped")
 _NO_TERMINAL_WIDTH = 240  # columns of a file or a pipe
 
+_MARKUP = re.compile(
+    r"[\\`*<\[\]|~]"  # wherever it stands
+    r"|(?<![^\W_])_|_(?![^\W_])"  # between letters it is no markup
+    r"|&(?=#?\w+;)"
+    r"|^[-+](?=\s)|^[>#]|(?<=\s)#(?=#*$)"  # at the ends of a line
+)
+_NUMBERED = re.compile(r"^(\d+)(?=[.)](?:\s|$))")
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -57,10 +65,12 @@ class Table:
         return all(_NUMBER.fullmatch(row[column]) for row in self.rows)
 
     def as_markdown(self) -> str:
-        """Return a Markdown table under its caption, with pipes in cells replaced."""
+        """Return a Markdown table under its caption; no text in it is markup."""
         rule = ["---:" if self.is_numeric(column) else "---" for column in range(len(self.header))]
-        cells = [[" ".join(cell.split()).replace("|", "/") for cell in row] for row in (self.header, rule, *self.rows)]
-        return "\n".join([f"{self.caption}:", "", *(f"| {' | '.join(row)} |" for row in cells)])
+        header, *rows = ([escaped(cell) for cell in row] for row in (self.header, *self.rows))
+        return "\n".join(
+            [f"{escaped(self.caption)}:", "", *(f"| {' | '.join(row)} |" for row in (header, rule, *rows))]
+        )
 
     def show(self) -> None:
         """Print on standard output; where that is no terminal, without lines and the caption in one line."""
@@ -75,6 +85,11 @@ class Table:
         for row in self.rows:
             made.add_row(*(Text(cell, style="bold red" if is_bad(cell) else "") for cell in row))
         console.print(made)
+
+
+def escaped(text: str) -> str:
+    """Return a text as one line of Markdown that shows it as it is, but for white space: nothing in it is markup."""
+    return _NUMBERED.sub(r"\1\\", _MARKUP.sub(r"\\\g<0>", " ".join(text.split())))
 
 
 def is_bad(cell: str) -> bool:

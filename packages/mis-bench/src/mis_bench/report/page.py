@@ -2,7 +2,7 @@
 
 import datetime
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jinja2
@@ -10,7 +10,7 @@ from plotly.offline import get_plotlyjs
 
 import mis_bench
 from mis_bench.report.plots import Plot
-from mis_bench.table import Table, is_bad
+from mis_bench.table import Table, escaped, is_bad
 
 
 class Section(NamedTuple):
@@ -22,8 +22,9 @@ class Section(NamedTuple):
     text: Sequence[str] = ()
 
 
-def as_html(title: str, sections: Sequence[Section]) -> str:
+def as_html(title: str, sections: Iterable[Section]) -> str:
     """Return the page: heading, text, tables, plots and the program that draws them."""
+    sections = _filled(sections)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("mis_bench.report"),
         autoescape=jinja2.select_autoescape(["html.j2"]),
@@ -48,15 +49,21 @@ def as_html(title: str, sections: Sequence[Section]) -> str:
     )
 
 
-def as_markdown(title: str, sections: Sequence[Section]) -> str:
-    """Return everything but the plots: headings, what to read off each plot, text and tables."""
-    lines = [f"# {title}"]
-    for section in sections:
-        lines += ["", f"## {section.title}"]
+def as_markdown(title: str, sections: Iterable[Section]) -> str:
+    """Return everything but the plots: headings, what to read off each plot, text and tables; no name is markup."""
+    lines = [f"# {escaped(title)}"]
+    for section in _filled(sections):
+        lines += ["", f"## {escaped(section.title)}"]
         for plot in section.plots:
-            lines += ["", plot.reading]
+            lines += ["", escaped(plot.reading)]
         if section.text:
-            lines += ["", *(f"- {line}" for line in section.text)]
+            lines += ["", *(f"- {escaped(line)}" for line in section.text)]
         for table in section.tables:
             lines += ["", table.as_markdown()]
     return "\n".join([*lines, ""])
+
+
+def _filled(sections: Iterable[Section]) -> list[Section]:
+    """Return the sections without tables that have no rows, if there is anything else in them."""
+    kept = (each._replace(tables=[table for table in each.tables if table.rows]) for each in sections)
+    return [each for each in kept if each.plots or each.tables or each.text]
