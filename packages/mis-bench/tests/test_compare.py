@@ -1,6 +1,7 @@
 """Comparisons: planted slowdowns and planted wrong scores are found, and nothing else is."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,6 +109,34 @@ def test_nobody_wins_beside_a_reference_without_scores(
     assert done.status == 1
     assert [row.reasons[0].partition(": ")[0] for row in done.summary.rows] == ["timeout", "correctness"]
     assert "missing_reference" in done.summary.rows[1].reasons[0]
+
+
+def dies(target: FakeTarget, failing: Callable[..., Any]) -> None:
+    if target.spec.alias == "new":
+        target.before = failing("connection", since=6)
+
+
+def test_nobody_wins_because_the_other_died(
+    bench: Bench, fakes: Fakes, failing: Callable[..., Callable[[int, Workload], None]]
+) -> None:
+    fakes.prepare = lambda target: dies(target, failing)
+    both = options_of(["base=engine", "new=engine"])
+    done = bench("compare", *both, "--workload", "probe-20-6-4")
+    assert done.status == 1
+    assert done.summary.winner is None
+    assert "base does not win: no other target was measured to the end" in done.said
+    base, new = done.summary.rows
+    assert base.objections == ["no other target was measured to the end"]
+    assert new.status == "failed"
+    three = bench("compare", *both, *options_of(["third=engine"]), "--workload", "probe-20-6-4")
+    assert three.summary.winner is not None, "two are left"
+
+
+def test_nobody_wins_because_the_other_could_not_run(bench: Bench, fakes: Fakes) -> None:
+    fakes.refuse_late = lambda spec: "It is gone." if spec.alias == "new" else None
+    done = bench("compare", *options_of(["base=engine", "new=engine"]), "--workload", "probe-20-6-4", "--allow-missing")
+    assert done.summary.winner is None
+    assert "base does not win" in done.said
 
 
 def test_a_faster_target_above_the_guardrail_does_not_win(bench: Bench, fakes: Fakes) -> None:

@@ -21,6 +21,9 @@ SURE = 4
 TEMPLATED = ("rerank", "decisions", "systemone")
 """Tasks whose prompts begin with the model's template, which is kept whatever the query is."""
 
+UNOPPOSED = "no other target was measured to the end"
+"""What there is against the only target of a comparison that answered every request."""
+
 COMPARED = ("compare", "matrix")
 """Presets that look for a winner."""
 
@@ -60,9 +63,21 @@ def with_winner(plan: Plan, rows: Sequence[Row]) -> list[Row]:
     """Mark the winner, of the confirmation if there was one."""
     if plan.preset not in COMPARED:
         return list(rows)
+    if plan.preset == "compare":
+        rows = _opposed(rows)
     confirmed = [row for row in rows if row.phase == "confirm"]
     best = winner(confirmed or rows, plan.limits)
     return [row.model_copy(update={"wins": row is best}) for row in rows]
+
+
+def _opposed(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with an objection if only one target answered every request: nobody wins by others' failing."""
+    complete = {row.target for row in rows if row.items_per_second and not row.failures}
+    alone = complete if len(complete) == 1 else ()
+    return [
+        row.model_copy(update={"objections": [*row.objections, UNOPPOSED]}) if row.target in alone else row
+        for row in rows
+    ]
 
 
 def winner(rows: Sequence[Row], limits: Tolerances) -> Row | None:

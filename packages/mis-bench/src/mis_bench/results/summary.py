@@ -9,7 +9,7 @@ from pydantic import Field
 from mis_bench.artifact import Artifact
 from mis_bench.results.decisions import decisions_findings
 from mis_bench.results.figures import Row, rows_of
-from mis_bench.results.judging import COMPARED, doubt_slow_caches, judged, missed, with_winner
+from mis_bench.results.judging import COMPARED, UNOPPOSED, doubt_slow_caches, judged, missed, with_winner
 from mis_bench.results.records import Gates, Plan, Results, Tolerances, read_results
 from mis_bench.results.scaling import callers_findings, with_limits
 from mis_bench.results.statistics import ratio
@@ -105,6 +105,8 @@ def _findings(plan: Plan, rows: Sequence[Row], reference: str | None) -> Iterato
     if best is not None and best.latency is not None:
         figures = f"{number(best.speed, 4)} items/s at a p95 of {number(best.latency.p95_ms, 4)} ms"
         yield f"{best.name} wins: {figures}, the most among those within the guardrail."
+    elif alone := next((row.target for row in rows if UNOPPOSED in row.objections), None):
+        yield f"{alone} does not win: no other target was measured to the end, so there is nothing to compare it with."
     elif plan.preset in COMPARED:
         yield "No target may win: none is correct beside another, complete and without failures."
     for row in rows if plan.preset == "compare" else ():
