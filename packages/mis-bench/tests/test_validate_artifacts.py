@@ -119,8 +119,9 @@ def made_before(folder: Path, *files: str) -> None:
     (folder / MANIFEST).unlink()
     for name in files:
         fields = json.loads((folder / name).read_text())
-        for later in ("limits", "gates", "slo_p99_ms") if name == SUMMARY else ():
+        for later in ("limits", "gates", "slo_p99_ms", "deltas") if name == SUMMARY else ():
             del fields[later]
+            fields["findings"] = ["They had other words."]
         (folder / name).write_text(json.dumps(fields | {"schema_version": FORMER[name]}))
 
 

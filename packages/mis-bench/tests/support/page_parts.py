@@ -1,7 +1,12 @@
-"""Elements of an HTML page, for tests of the report."""
+"""Elements of a page, in HTML or in Markdown, for tests of the report."""
 
 import re
 from html.parser import HTMLParser
+
+from markdown_it import MarkdownIt
+
+TableRow = dict[str, str]
+"""Cells by heading."""
 
 
 class Page(HTMLParser):
@@ -51,3 +56,47 @@ class Page(HTMLParser):
         self.text += data
         if self._tag == "style":
             self.loaded += ["".join(each) for each in re.findall(r"@import\s*([^;\s]+)|url\(([^)]*)\)", data)]
+
+
+class _Tables(HTMLParser):
+    """Tables of a page, by the caption before each."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: dict[str, list[TableRow]] = {}
+        self._caption = self._text = ""
+        self._header: list[str] = []
+        self._row: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "table":
+            assert self._caption not in self.found
+            self.found[self._caption], self._header = [], []
+        elif tag == "tr":
+            self._row = []
+        elif tag in ("summary", "p", "th", "td"):
+            self._text = ""
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("summary", "p"):
+            self._caption = self._text.removesuffix(":")
+        elif tag == "th":
+            self._header.append(self._text)
+        elif tag == "td":
+            self._row.append(self._text)
+        elif tag == "tr" and self._row:
+            self.found[self._caption].append(dict(zip(self._header, self._row, strict=True)))
+
+    def handle_data(self, data: str) -> None:
+        self._text += data
+
+
+def tables_of_html(text: str) -> dict[str, list[TableRow]]:
+    """Return the tables of an HTML page by their captions, which differ."""
+    return _Tables(text).found
+
+
+def tables_of_markdown(text: str) -> dict[str, list[TableRow]]:
+    """Return the tables of a page in Markdown by their captions, as GitHub shows them."""
+    return tables_of_html(MarkdownIt("commonmark").enable("table").render(text))

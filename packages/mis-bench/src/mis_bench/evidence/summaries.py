@@ -14,9 +14,10 @@ MOST = 10
 """Faults of one file that are told."""
 
 _SINCE_V2 = {
-    "limits", "gates", "slo_p99_ms",
+    "limits", "gates", "slo_p99_ms", "deltas",
     "goodput_rps",  # a sum over all rounds before
-    "findings", "objections", "wins", "passed",  # a target whose opponents failed won before
+    "findings",  # of comparisons they were worded otherwise
+    "objections", "wins", "passed",  # a target whose opponents failed won before
 }  # fmt: skip
 
 

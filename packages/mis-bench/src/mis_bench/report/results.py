@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from mis_bench.report import comparison
 from mis_bench.report.page import Section
 from mis_bench.report.plots import Axis, Plot, Series
 from mis_bench.results.figures import Row
@@ -58,16 +59,18 @@ def short(model: str) -> str:
 
 def _section(preset: str, folders: Sequence[Measured]) -> Section:
     workloads = {case.workload.name for each in folders for case in each.results.plan.cases}
-    drawn, text = [], []
+    drawn, text, tables = [], [], []
     for each in folders:
         name, rows = each.folder.name, [row for row in each.drawn if row.is_whole and row.phase == "timed"]
         drawn += [_Drawn(row, f"{row.name} ({name})" if folders[1:] else row.name, name) for row in rows]
         missed = [f"Limit missed: {sentence}." for sentence in each.summary.missed]
+        tables += comparison.tables(each) if preset == "compare" else ()
+        tables.append(rows_table(f"All figures of {name}", each.summary.rows))
         text += [f"{name}: {one}" for one in (*each.summary.findings, *each.results.plan.notes, *missed)]
     return Section(
         f"{preset.capitalize()}: {workloads.pop()}" if len(workloads) == 1 else preset.capitalize(),
         plots=list(_plots(preset, drawn, folders[0].results.plan.slo_p99_ms)),
-        tables=[rows_table(f"All figures of {each.folder.name}", each.summary.rows) for each in folders],
+        tables=tables,
         text=text,
     )
 

@@ -18,7 +18,7 @@ def rows_table(caption: str, rows: Iterable[Row]) -> Table:
     return Table.of(caption, rows, shown)
 
 
-def _verdict(row: Row) -> str:
+def verdict(row: Row) -> str:
     """Return what the rules say about a row, in words."""
     if row.wins:
         return "wins"
@@ -46,7 +46,7 @@ _COLUMNS: Mapping[str, Callable[[Row], Cell]] = {
     "dtype": lambda row: row.dtype,
     "calls": lambda row: row.calls,
     "failed": lambda row: sum(row.failures.values()) or None,
-    "status": _verdict,
+    "status": verdict,
     "items/s": partial(_part, "items_per_second", "value"),
     "interval or rounds": partial(_part, "items_per_second", "spread"),
     "x reference": lambda row: f"{number(row.ratio.value)} ({row.ratio.spread})" if row.ratio else None,

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from mis_bench.artifact import Artifact
 from mis_bench.results.decisions import decisions_findings
+from mis_bench.results.deltas import Delta, deltas
 from mis_bench.results.figures import Row, rows_of
 from mis_bench.results.judging import COMPARED, UNOPPOSED, doubt_slow_caches, judged, missed, with_winner
 from mis_bench.results.records import Gates, Plan, Results, Tolerances, read_results
@@ -24,6 +25,7 @@ class Summary(Artifact, schema="mis-summary-v2", older=("mis-summary-v1",)):
     rows: list[Row]
     missed: list[str] = Field(description="Limits that rows did not keep to.")
     findings: list[str] = Field(description="Who wins, and by how much others differ.")
+    deltas: list[Delta] = Field(default=[], description="Of a comparison, beside the reference.")
     passed: bool
     limits: Tolerances | None = Field(default=None, description="Which scores had to keep to, as planned.")
     gates: Gates | None = Field(default=None, description="Which rows had to keep to, as planned.")
@@ -65,6 +67,7 @@ def summarize(results: Results) -> Summary:
     reference = plan.reference_among(each.target for each in results.opened if each.about is not None)
     rows = with_winner(plan, _with_ratios(doubt_slow_caches(with_limits(rows, results)), reference))
     limits_missed = list(missed(plan.gates, rows))
+    apart = list(deltas(results, rows, reference)) if plan.preset == "compare" else []
     of_preset: Iterator[str] = iter(())
     if plan.preset == "callers":
         of_preset = callers_findings(results, rows)
@@ -76,7 +79,8 @@ def summarize(results: Results) -> Summary:
         preset=plan.preset,
         rows=rows,
         missed=limits_missed,
-        findings=[*_findings(plan, rows, reference), *of_preset],
+        findings=[*_findings(plan, rows), *_compared(rows, apart), *of_preset],
+        deltas=apart,
         passed=has_winner and not limits_missed and all(row.status != "failed" for row in rows),
         limits=plan.limits,
         gates=plan.gates,
@@ -96,8 +100,8 @@ def _with_ratios(rows: Sequence[Row], reference: str | None) -> list[Row]:
     return found
 
 
-def _findings(plan: Plan, rows: Sequence[Row], reference: str | None) -> Iterator[str]:
-    """Yield who keeps to the objective, who wins, and how far others are from the reference."""
+def _findings(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
+    """Yield who keeps to the objective, and who wins."""
     if plan.slo_p99_ms is not None:
         for target in dict.fromkeys(row.target for row in rows):
             yield _goodput(target, [row for row in rows if row.target == target], plan.slo_p99_ms)
@@ -109,14 +113,16 @@ def _findings(plan: Plan, rows: Sequence[Row], reference: str | None) -> Iterato
         yield f"{alone} does not win: no other target was measured to the end, so there is nothing to compare it with."
     elif plan.preset in COMPARED:
         yield "No target may win: none is correct beside another, complete and without failures."
-    for row in rows if plan.preset == "compare" else ():
-        if (found := row.ratio) is not None:
-            level = ", level within the noise" if found.low != found.high and found.low <= 1 <= found.high else ""
-            caveat = f"; not eligible: {', '.join(row.objections)}" if row.objections else ""
-            yield (
-                f"{row.name} scores {found.value:.3g} times ({found.low:.3g} to {found.high:.3g}) the items per second "
-                f"of {reference}{level}{caveat}."
-            )
+
+
+def _compared(rows: Sequence[Row], apart: Sequence[Delta]) -> Iterator[str]:
+    """Yield where rows are better than the reference's, and where worse; no pair of rows twice."""
+    objections = {row.name: row.objections for row in rows}
+    portable = {(delta.row, delta.reference) for delta in apart if delta.view == "portable"}
+    for delta in apart:
+        if delta.view == "portable" or (delta.row, delta.reference) not in portable:
+            why = objections[delta.row]
+            yield delta.sentence + (f"; not eligible: {', '.join(why)}." if why else ".")
 
 
 def _goodput(target: str, rows: Sequence[Row], slo_p99_ms: float) -> str:
