@@ -16,8 +16,9 @@ from mis_bench.commits import SourceCommit
 from mis_bench.report.page import Section, as_html, as_markdown
 from mis_bench.report.plots import LINE_PX, Axis, Series, draw
 from mis_bench.results.records import Call
-from mis_bench.table import Table
-from page_parts import Page
+from mis_bench.table import Table, number
+from mis_bench.validation.gates import GatedFigure
+from page_parts import Page, tables_of_html, tables_of_markdown
 from report_artifacts import validation
 from report_sources import EVERY_PRESET, case, compare, run, sweep, write_everything, write_results
 
@@ -258,6 +259,37 @@ def test_what_was_not_validated_and_what_was_waived_has_not_passed(tmp_path: Pat
     assert (passed, waived) == (1, 1)
     assert f"{passed} of {len(gates)} gates passed, {waived} waived." in text
     assert "Not validated: large. Too large." in text
+
+
+def test_validations_have_one_row_a_model_and_a_column_a_gate(tmp_path: Path) -> None:
+    (model,) = validation().models
+    fine = model.gates[0].model_copy(update={"name": "isolation.repetition_max_abs_diff"})
+    models = [
+        model.model_copy(update={"model": f"random:{name}/8", "gates": gates})
+        for name, gates in (("qwen3-4b", model.gates), ("mistral-7b", [fine]))
+    ]
+    planned = [*(each.model for each in models), "random:llama-3.2-1b/8"]
+    validation(planned=planned, models=models, unavailable={planned[2]: "Too large."}).write(tmp_path / "a" / "v.json")
+    validation().write(tmp_path / "b" / "v.json")
+    markdown = markdown_of(tmp_path, tmp_path)
+    html = (tmp_path / "r.html").read_text()
+    for tables in (tables_of_html(html), tables_of_markdown(markdown)):
+        rows = {(row["file"], row["model"]): row for row in tables["Gates by model"]}
+        assert list(rows) == [*(("a/v.json", each.model) for each in models), ("b/v.json", model.model),
+                              ("a/v.json", planned[2])]  # fmt: skip
+        for (file, name), row in rows.items():
+            written = json.loads((tmp_path / file).read_text())
+            assert set(row) >= {gate.name for gate in (*model.gates, fine)}
+            found = [each for each in written["models"] if each["model"] == name]
+            for gate in found[0]["gates"] if found else ():
+                verdict, _, figure = row[gate["name"]].partition(" (")
+                judged = GatedFigure.model_validate(gate)
+                assert verdict == judged.status
+                assert figure == ("" if gate["measured"] is None else f"{number(gate['measured'])})")
+        verdicts = [row["verdict"] for row in rows.values()]
+        assert verdicts == ["failed", "passed", "failed", "not run: Too large."]
+        last = rows["a/v.json", planned[2]]
+        assert all(last[gate.name] == "-" for gate in model.gates)
 
 
 def test_names_cannot_become_markup_in_markdown_either(tmp_path: Path) -> None:

@@ -29,9 +29,40 @@ def passed(validations: Sequence[Validation]) -> str:
     return f"{statuses.count('passed')} of {len(statuses)} gates passed{waived}"
 
 
+def _models_table(documents: Sequence[tuple[str, Validation]]) -> Table:
+    """Return a row for every model of every file, and a column for every gate: its verdict, and what was measured."""
+    models = [(file, model) for file, each in documents for model in each.models]
+    names = list(dict.fromkeys(gate.name for _, model in models for gate in model.gates))
+    rows = []
+    for file, model in models:
+        gates = {
+            gate.name: gate.status + ("" if gate.measured is None else f" ({number(gate.measured)})")
+            for gate in model.gates
+        }
+        verdict = "passed" if model.passed else "failed"
+        rows.append([model.model, file, model.about.name, model.dtype, verdict, *(gates.get(name) for name in names)])
+    for file, each in documents:
+        empty = [None] * len(names)
+        rows += [[model, file, None, None, f"not run: {why}", *empty] for model, why in _absent(each).items()]
+    return Table.of_cells("Gates by model", ["model", "file", "target", "dtype", "verdict", *names], rows)
+
+
+def _absent(document: Validation) -> dict[str, str]:
+    """Return why models that were planned were not validated, by name."""
+    done = {model.model for model in document.models}
+    return {
+        model: document.unavailable.get(model, "The command ended before.")
+        for model in document.planned
+        if model not in done
+    }
+
+
 def _validation(documents: Sequence[tuple[str, Validation]]) -> Section:
     models = [(file, model) for file, each in documents for model in each.models]
-    captions = [f"Gates of {short(model.model)}, {model.about.name}" for _, model in models]
+    captions = [
+        ", ".join([f"Gates of {short(model.model)}", model.about.name, *([file] if documents[1:] else [])])
+        for file, model in models
+    ]
     gates = [replace(model.table, caption=caption) for caption, (_, model) in zip(captions, models, strict=True)]
     series = []
     for file, model in models:
@@ -43,11 +74,9 @@ def _validation(documents: Sequence[tuple[str, Validation]]) -> Section:
     reading = "Above the dotted line one request is faster than its items one by one."
     text = [f"{passed([each for _, each in documents])}."]
     for _, each in documents:
-        absent = set(each.planned) - {model.model for model in each.models}
-        reasons = {model: each.unavailable.get(model, "The command ended before.") for model in sorted(absent)}
-        text += [f"Not validated: {short(model)}. {why}" for model, why in reasons.items()]
+        text += [f"Not validated: {short(model)}. {why}" for model, why in _absent(each).items()]
     plots = [Plot(series, x, y, reading)] if series else []
-    return Section("Validation", plots, gates, text)
+    return Section("Validation", plots, [_models_table(documents), *gates], text)
 
 
 def _device_time(sources: ReportSources) -> Section:

@@ -53,8 +53,8 @@ def sections(measured: Sequence[Measured]) -> Iterator[Section]:
 
 
 def short(model: str) -> str:
-    """Return a model's name without its folder."""
-    return model.rstrip("/").rpartition("/")[2]
+    """Return a model's name without its folder; that of random weights has none."""
+    return model if model.startswith("random:") else model.rstrip("/").rpartition("/")[2]
 
 
 def _section(preset: str, folders: Sequence[Measured]) -> Section:

@@ -1,7 +1,7 @@
 """What a report is made of: folders of results, other documents and estimates, all read and computed anew."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,18 +37,19 @@ def read_sources(paths: Iterable[Path]) -> ReportSources:
         ArtifactError: a file that was named, or that claims to be ours, is broken or of no use for a report; or there
             is nothing to report.
     """
-    found = ReportSources()
-    for path, is_named in dict(_files(paths)).items():
+    found, files = ReportSources(), dict(_files(paths))
+    names = _names([path for path in files if path.name != PLAN])
+    for path, is_named in files.items():
         if path.name == PLAN:
             found.measured.append(Measured.read(path.parent))
             continue
         match _document(path, is_named):
             case Validation() as validation:
-                found.validations.append((path.name, validation))
+                found.validations.append((names[path], validation))
             case Profile() as profile:
-                found.profiles.append((path.name, profile))
+                found.profiles.append((names[path], profile))
             case ServingEstimate() as estimate:
-                found.estimates.append((path.name, estimate))
+                found.estimates.append((names[path], estimate))
             case _ if is_named:
                 raise ArtifactError(f"{path}: a report shows no files of this kind.")
     if not (found.artifacts or found.estimates):
@@ -63,6 +64,18 @@ def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
             yield from ((each, False) for each in sorted(path.rglob("*.json")))
         else:
             yield (path.with_name(PLAN) if path.name in (RECORDS, SUMMARY) else path), True
+
+
+def _names(paths: Sequence[Path]) -> dict[Path, str]:
+    """Return the name of every file, and before it those of as many folders as tell it from the others."""
+    names = {}
+    for path in paths:
+        alike = [each for each in paths if each != path and each.name == path.name]
+        length = 1
+        while any(each.parts[-length:] == path.parts[-length:] for each in alike):
+            length += 1
+        names[path] = "/".join(path.parts[-length:])
+    return names
 
 
 def _document(path: Path, is_named: bool) -> Artifact | ServingEstimate | None:
