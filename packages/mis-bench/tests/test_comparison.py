@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from bench_fakes import Done, Fakes, FakeTarget, options_of
 from mis_bench.cli import main
+from mis_bench.manifest import MANIFEST, VIEW
 from mis_bench.results.deltas import Delta
 from mis_bench.results.statistics import estimate
 from mis_bench.workload import Workload
@@ -44,13 +45,14 @@ def compared(bench: Bench, fakes: Fakes) -> Done:
 
 
 def pages_of(folder: Path, tmp_path: Path) -> Iterator[dict[str, list[TableRow]]]:
-    """Yield the tables of the page in HTML and in Markdown."""
+    """Yield the tables of the page in HTML, in Markdown, and of the view beside the results."""
     html, markdown = tmp_path / "page.html", tmp_path / "page.md"
     arguments = ["report", str(folder), "--output", str(html), "--markdown", str(markdown)]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
     yield tables_of_html(html.read_text(encoding="utf-8"))
     yield tables_of_markdown(markdown.read_text(encoding="utf-8"))
+    yield tables_of_markdown((folder / VIEW).read_text(encoding="utf-8"))
 
 
 def table(tables: dict[str, list[TableRow]], begin: str) -> dict[str, TableRow]:
@@ -135,3 +137,9 @@ def test_an_interval_or_a_range_across_zero_and_a_single_round_tell_nothing(roun
     delta = Delta(view="portable", row="a", reference="b", items_per_second=figure, latency=figure)
     opposite = {"better": "worse", "worse": "better", "neither": "neither"}
     assert (delta.speed_verdict, delta.latency_verdict) == (verdict, opposite[verdict])
+
+
+def test_a_view_lies_beside_the_results_and_is_not_needed(compared: Done) -> None:
+    assert json.loads((compared.folder / MANIFEST).read_text(encoding="utf-8"))["derived"] == [VIEW]
+    (compared.folder / VIEW).unlink()
+    assert CliRunner().invoke(main, ["validate-artifacts", str(compared.folder)]).exit_code == 0

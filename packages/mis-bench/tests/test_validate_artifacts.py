@@ -187,7 +187,7 @@ def test_a_folder_takes_one_command(bench: Bench, folder: Path) -> None:
 
 def test_a_report_and_a_log_may_lie_beside_evidence(bench: Bench) -> None:
     done = bench("sweep", "--workload", "probe-9-3-4", "--rates", "9", "--requests", "3")
-    assert json.loads((done.folder / MANIFEST).read_text())["derived"] == ["report.html"]
+    assert json.loads((done.folder / MANIFEST).read_text())["derived"] == ["report.md", "report.html"]
     (done.folder / "report.html").unlink()
     (done.folder / "server.log").write_text("ready")
     assert checked(done.folder).exit_code == 0

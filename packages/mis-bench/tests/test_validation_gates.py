@@ -1,6 +1,7 @@
 """Every gate passes on a scorer that does everything right, and fails on the fault that it is there to find."""
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from click.testing import CliRunner
 from bench_fakes import Clock
 from mis_bench.artifact import read_artifact
 from mis_bench.cli import main
-from mis_bench.manifest import MANIFEST
+from mis_bench.manifest import MANIFEST, VIEW
 from mis_bench.targets.spec import TargetSpec
 from mis_bench.targets.target import CallFailed, TargetUnavailable
 from mis_bench.validation.cases import build_cases
@@ -19,6 +20,7 @@ from mis_bench.validation.gates import FIGURES, VALIDATION, GatedFigure, ModelVa
 from mis_bench.validation.isolation import KINDS
 from mis_bench.validation.run import ValidatedTarget, num_steps, validate
 from mis_bench.workload import Workload
+from page_parts import tables_of_markdown
 from validation_fakes import SERIAL_S, Fake, Fault, drifts, rounds
 
 CASES = build_cases(2048)
@@ -449,6 +451,10 @@ def test_a_model_that_is_unavailable_fails_and_the_next_is_validated(
     assert found.unavailable == {model: "It is too large."}
     assert [each.passed for each in found.models] == [True]
     assert not found.passed
+    tables = tables_of_markdown((tmp_path / VIEW).read_text())
+    rows = {row["model"]: row["verdict"] for row in tables["Gates by model"]}
+    assert rows == {other: "passed", model: "not run: It is too large."}
+    assert json.loads((tmp_path / MANIFEST).read_text())["derived"] == [VIEW]
 
 
 def test_the_hardware_is_that_of_the_target_unless_the_user_says_otherwise(invoke, model: str, tmp_path: Path) -> None:

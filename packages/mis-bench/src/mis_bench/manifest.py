@@ -9,7 +9,8 @@ from pydantic import AfterValidator, Field
 
 from mis_bench.artifact import Artifact, Part
 
-MANIFEST = "manifest.json"
+MANIFEST, VIEW = "manifest.json", "report.md"
+"""What lists the files of a folder, and what people read of it, computed from them."""
 
 Kind = Literal[
     "run", "callers", "stress", "trace", "matrix", "compare", "sweep", "perf", "decisions", "validate", "profile"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mis_bench.manifest import Kind, seal
+from mis_bench.manifest import seal
 from mis_bench.measuring.demand import Demand
 from mis_bench.measuring.gating import Gatekeeper
 from mis_bench.measuring.loop import ask_one, drive
@@ -39,9 +39,6 @@ from mis_bench.workload import task_of
 ATTEMPTS = 3
 """Warm-ups of a case: one in which something was compiled is followed by another."""
 
-DERIVED: Mapping[Kind, Sequence[str]] = {"sweep": ("report.html",)}
-"""Files that commands compute from results and write beside them, by preset."""
-
 Progress = Callable[[str, float, int], None]
 """Told what is done now, how many windows are over, with the share of the one under way, and how many there will be."""
 
@@ -63,6 +60,7 @@ def execute(
     folder: Path,
     *,
     allow_missing: bool = False,
+    derived: Sequence[str] = (),
     on_progress: Progress = lambda *_: None,
 ) -> Measured:
     """Carry a plan out.
@@ -72,6 +70,7 @@ def execute(
         openers: Its targets by name.
         folder: For the plan, the records, added after every round, and in the end the summary and the manifest.
         allow_missing: Whether to go on without targets that turn out not to run.
+        derived: Files that the caller computes from the results and writes beside them.
         on_progress: See `Progress`.
 
     Raises:
@@ -83,7 +82,7 @@ def execute(
     asyncio.run(_Execution(plan, openers, folder, allow_missing, on_progress).run())
     measured = Measured.read(folder)
     measured.summary.write(folder / SUMMARY)
-    seal(folder, plan.preset, (PLAN, RECORDS, SUMMARY), derived=DERIVED.get(plan.preset, ()))
+    seal(folder, plan.preset, (PLAN, RECORDS, SUMMARY), derived=derived)
     return measured
 
 

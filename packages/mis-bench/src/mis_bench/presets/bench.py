@@ -14,6 +14,7 @@ import click
 
 from mis_bench.environment import environment, model_sha256
 from mis_bench.interruption import keeping
+from mis_bench.manifest import VIEW
 from mis_bench.options import (
     ABOVE_0,
     SHARED,
@@ -194,13 +195,17 @@ class Bench:
         rounds: int,
         title: str = "",
         notes: Sequence[str] = (),
+        derived: Sequence[str] = (),
         **fields: Any,
     ) -> "Measured":
-        """Measure cases, each so often in turn as there are rounds, and write the results.
+        """Measure cases, each so often in turn as there are rounds, and write the results with their view.
 
-        `title` ends the folder's name, the preset's unless given; `notes` and `fields` are further ones of the plan.
+        `title` ends the folder's name, the preset's unless given; `notes` and `fields` are further ones of the plan;
+        `derived` names what the caller writes beside them.
         """
         from mis_bench.measuring.execution import execute
+        from mis_bench.report.sources import ReportSources
+        from mis_bench.report.writing import write_view
 
         given, started = self.given, datetime.datetime.now(datetime.UTC)
         run_id = identity(started, title or preset)
@@ -213,8 +218,18 @@ class Bench:
             }
         )  # fmt: skip
         folder = new_folder(given.output, run_id, PLAN)
-        with keeping(folder), progress(preset) as show:
-            return execute(plan, self.openers, folder, allow_missing=given.allow_missing, on_progress=show)
+        with keeping(folder):
+            with progress(preset) as show:
+                found = execute(
+                    plan,
+                    self.openers,
+                    folder,
+                    allow_missing=given.allow_missing,
+                    derived=(VIEW, *derived),
+                    on_progress=show,
+                )
+            write_view(ReportSources(measured=[found._replace(folder=folder.resolve())]), folder)
+        return found
 
 
 def show(measured: "Measured") -> "Measured":

@@ -17,6 +17,9 @@ from mis_bench.presets.bench import (
 from mis_bench.results.records import Cache, Case, LoadLevel
 
 SCENARIOS = ("large-batch", "concurrent", "sustained")
+PAGE = "report.html"
+"""The plot of a sweep, beside its results."""
+
 SUSTAINED_RATE = 10.0
 """Requests a second of the sustained load."""
 
@@ -107,8 +110,9 @@ def sweep(
         for name, load in loads.items()
     ]
     reference = planned[0].name if len(planned) > 1 else None
-    found = show(bench.measure("sweep", cases, rounds=rounds, reference=reference, slo_p99_ms=slo_p99_ms))
-    page = found.folder / "report.html"
+    fields = {"reference": reference, "slo_p99_ms": slo_p99_ms}
+    found = show(bench.measure("sweep", cases, rounds=rounds, derived=(PAGE,), **fields))
+    page = found.folder / PAGE
     write_report([found.folder], page)
     click.echo(f"Plot: {page}", err=True)
     finish(found)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mis_bench.interruption import keeping
-from mis_bench.manifest import seal
+from mis_bench.manifest import VIEW, seal
 from mis_bench.options import caption, checkpoint, identity, new_folder, progress, target_options, vocabulary
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ def validate(
     Exit status 1: a gate of a model failed, or could not be run.
     """
     from mis_bench.environment import environment
+    from mis_bench.report.sources import ReportSources
+    from mis_bench.report.writing import write_view
     from mis_bench.validation import run
     from mis_bench.validation.cases import build_cases
     from mis_bench.validation.gates import VALIDATION, Validation
@@ -93,7 +95,8 @@ def validate(
             cases = build_cases(vocabulary(directory, vocab_size), _end_of_text(directory))
             found = _validated(found, subject, cases, path, hardware)
             found.write(path)
-        seal(path.parent, "validate", [VALIDATION])
+        seal(path.parent, "validate", [VALIDATION], derived=[VIEW])
+        write_view(ReportSources(validations=[(VALIDATION, found)]), path.parent)
     for each in found.models:
         click.echo(each.verdict)
     for model, why in found.unavailable.items():

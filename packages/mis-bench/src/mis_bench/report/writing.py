@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from mis_bench.manifest import VIEW
 from mis_bench.report import about, documents, results
-from mis_bench.report.page import as_html, as_markdown
-from mis_bench.report.sources import read_sources
+from mis_bench.report.page import Section, as_html, as_markdown
+from mis_bench.report.sources import ReportSources, read_sources
 
 
 def write_report(
@@ -23,13 +24,21 @@ def write_report(
         ArtifactError: a file is broken or of no use, or there is nothing to report.
         OSError: a file cannot be written.
     """
-    sources = read_sources(paths)
-    sections = [
+    sections = _sections(read_sources(paths))
+    output.write_text(as_html(title, sections), encoding="utf-8")
+    if markdown is not None:
+        markdown.write_text(as_markdown(title, sections), encoding="utf-8")
+
+
+def write_view(sources: ReportSources, folder: Path) -> None:
+    """Write the page of one folder of evidence beside it, in Markdown; raises `OSError` if it cannot be written."""
+    (folder / VIEW).write_text(as_markdown(folder.resolve().name, _sections(sources)), encoding="utf-8")
+
+
+def _sections(sources: ReportSources) -> list[Section]:
+    return [
         about.overview(sources),
         *results.sections(sources.measured),
         *documents.sections(sources),
         *about.sections(sources),
     ]
-    output.write_text(as_html(title, sections), encoding="utf-8")
-    if markdown is not None:
-        markdown.write_text(as_markdown(title, sections), encoding="utf-8")
