@@ -143,3 +143,13 @@ def test_a_view_lies_beside_the_results_and_is_not_needed(compared: Done) -> Non
     assert json.loads((compared.folder / MANIFEST).read_text(encoding="utf-8"))["derived"] == [VIEW]
     (compared.folder / VIEW).unlink()
     assert CliRunner().invoke(main, ["validate-artifacts", str(compared.folder)]).exit_code == 0
+
+
+def test_an_edited_delta_is_found(compared: Done) -> None:
+    path = compared.folder / "summary.json"
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    summary["deltas"][0]["items_per_second"]["value"] *= 2
+    path.write_text(json.dumps(summary), encoding="utf-8")
+    found = CliRunner().invoke(main, ["validate-artifacts", str(compared.folder)])
+    assert found.exit_code == 1
+    assert "summary.json: deltas.0.items_per_second.value is" in found.output
