@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench_fakes import Done, Fakes, FakeTarget
+from mis_bench.manifest import VIEW
 from mis_bench.results.records import RECORDS
 from mis_bench.workload import Workload
 
@@ -70,7 +71,7 @@ def test_an_interrupted_command_without_results_names_no_folder(
     assert not done.folder.exists()
 
 
-@pytest.mark.parametrize("file", [RECORDS, "plan.json.partial", "summary.json.partial", "manifest.json.partial"])
+@pytest.mark.parametrize("file", [RECORDS, "plan.json.partial", "summary.json.partial", "manifest.json.partial", VIEW])
 def test_a_full_disk_names_file_and_folder(bench: Bench, fakes: Fakes, tmp_path: Path, file: str) -> None:
     folder = tmp_path / "full"
     folder.mkdir()

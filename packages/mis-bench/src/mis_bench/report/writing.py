@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from mis_bench.artifact import naming
 from mis_bench.manifest import VIEW
 from mis_bench.report import about, documents, results
 from mis_bench.report.page import Section, as_html, as_markdown
@@ -25,14 +26,19 @@ def write_report(
         OSError: a file cannot be written.
     """
     sections = _sections(read_sources(paths))
-    output.write_text(as_html(title, sections), encoding="utf-8")
+    _write(output, as_html(title, sections))
     if markdown is not None:
-        markdown.write_text(as_markdown(title, sections), encoding="utf-8")
+        _write(markdown, as_markdown(title, sections))
 
 
 def write_view(sources: ReportSources, folder: Path) -> None:
     """Write the page of one folder of evidence beside it, in Markdown; raises `OSError` if it cannot be written."""
-    (folder / VIEW).write_text(as_markdown(folder.resolve().name, _sections(sources)), encoding="utf-8")
+    _write(folder / VIEW, as_markdown(folder.resolve().name, _sections(sources)))
+
+
+def _write(path: Path, text: str) -> None:
+    with naming(path):
+        path.write_text(text, encoding="utf-8")
 
 
 def _sections(sources: ReportSources) -> list[Section]:
