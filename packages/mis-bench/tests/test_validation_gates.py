@@ -439,6 +439,7 @@ def test_gates_are_kept_from_before_an_interruption(invoke, model: str, tmp_path
     page = tmp_path / "page.html"
     assert CliRunner().invoke(main, ["report", str(tmp_path), "--output", str(page)]).exit_code == 0
     assert "isolation.permutation_max_abs_diff" in page.read_text()
+    assert "<td>interrupted" in page.read_text()
 
 
 def test_a_model_that_is_unavailable_fails_and_the_next_is_validated(

@@ -44,7 +44,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "shards": 2,
     },
     "mistral": {"family": "mistral"},
-    "ministral, a window shorter than the query": {"family": "ministral", "sliding_window": 40},
+    "ministral, a window shorter than the query": {"family": "ministral"},
     "smollm3 listed layers, yarn, biases": {
         "family": "smollm3",
         "num_hidden_layers": 3,

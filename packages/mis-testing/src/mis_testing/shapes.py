@@ -23,8 +23,8 @@ _SETTINGS_OF: dict[str, tuple[Family, ...]] = {
 _LLAMA3_SCALING: dict[str, Any] = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 # What differs from the dataclass defaults. The tiny Llama's scaling has a short original context, so
-# that a test of a few dozen tokens already notices when it is ignored. The second layer of the tiny
-# SmolLM3 has no RoPE.
+# that a test of a few dozen tokens already notices when it is ignored. So is the window of the tiny
+# Ministral's second layer. That of the tiny SmolLM3 has no RoPE.
 _FAMILY_DEFAULTS: dict[Family, dict[str, Any]] = {
     "qwen3": {"head_dim": 32, "rope_theta": 1e6},
     "qwen2": {"rope_theta": 1e6},
@@ -34,7 +34,7 @@ _FAMILY_DEFAULTS: dict[Family, dict[str, Any]] = {
         "rope_scaling": _LLAMA3_SCALING | {"factor": 8.0, "original_max_position_embeddings": 64},
     },
     "mistral": {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "tie_word_embeddings": False},
-    "ministral": {"rope_theta": 1e8, "rms_norm_eps": 1e-5, "tie_word_embeddings": False},
+    "ministral": {"rope_theta": 1e8, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "sliding_window": 40},
     "smollm3": {"rope_theta": 5e6, "no_rope_layer_interval": 2},
 }
 

@@ -39,7 +39,7 @@ def _models_table(documents: Sequence[tuple[str, Validation]]) -> Table:
             gate.name: gate.status + ("" if gate.measured is None else f" ({number(gate.measured)})")
             for gate in model.gates
         }
-        verdict = "passed" if model.passed else "failed"
+        verdict = "passed" if model.passed else "failed" if model.is_whole else "interrupted"
         rows.append([model.model, file, model.about.name, model.dtype, verdict, *(gates.get(name) for name in names)])
     for file, each in documents:
         empty = [None] * len(names)
