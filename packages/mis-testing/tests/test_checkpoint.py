@@ -32,7 +32,8 @@ VARIANTS = {
     "float32": {"family": "llama", "dtype": "float32"},
     "biases of attention": {"family": "qwen3", "attention_bias": True},
     "biases": {"family": "llama", "attention_bias": True, "mlp_bias": True},
-    "mistral": {"family": "mistral"},
+    "mistral": {"family": "mistral", "sliding_window": 40},
+    "ministral": {"family": "ministral"},
     "smollm3": {"family": "smollm3"},
     "smollm3 listed layers, biases": {
         "family": "smollm3",

@@ -65,7 +65,7 @@ def test_ids_fit_the_models_vocabulary(tokenizer: Any) -> None:
 
 def test_llama_and_mistral_add_a_token_in_front(tokenizer: Any, family: Family) -> None:
     first = tokenizer.decode(tokenizer("yes").input_ids[:1])
-    assert first == {"llama": "<|begin_of_text|>", "mistral": "<s>"}.get(family, "yes")
+    assert first == {"llama": "<|begin_of_text|>", "mistral": "<s>", "ministral": "<s>"}.get(family, "yes")
 
 
 def test_digits_split_as_the_family_does(family: Family) -> None:
@@ -76,7 +76,7 @@ def test_digits_split_as_the_family_does(family: Family) -> None:
 
 def test_only_mistral_parts_words_at_capitals(family: Family) -> None:
     pieces = [piece for piece, _ in build_tokenizer(family).pre_tokenizer.pre_tokenize_str("fineDay")]
-    assert pieces == (["fine", "Day"] if family == "mistral" else ["fineDay"])
+    assert pieces == (["fine", "Day"] if family in ("mistral", "ministral") else ["fineDay"])
 
 
 def test_only_qwen_normalises(family: Family) -> None:
