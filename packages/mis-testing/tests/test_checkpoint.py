@@ -57,6 +57,7 @@ PUBLISHED_PARAMETERS = {
     "llama-3.2-3b": 3_212_749_824,
     "smollm2-135m": 134_515_008,
     "smollm3-3b": 3_075_098_624,
+    "ministral-8b": 8_019_808_256,  # of its card
     "mistral-7b": 7_248_023_552,
 }
 

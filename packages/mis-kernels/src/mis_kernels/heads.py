@@ -63,6 +63,7 @@ HEAD_SHAPES: dict[str, HeadShape] = {
     "smollm2-135m": HeadShape(9, 3, 64),
     "smollm3-3b": HeadShape(16, 4, 128),
     "mistral-7b": HeadShape(32, 8, 128),
+    "ministral-8b": HeadShape(32, 8, 128),
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 from mis_kernels.aot import baseline
 from mis_kernels.aot.__main__ import BASELINE
 from mis_kernels.aot.calibration import PUBLISHED, published_program, table
-from mis_kernels.aot.programs import kernel_program
+from mis_kernels.aot.programs import AttentionSize, kernel_program
 from mis_kernels.aot.ranges import Range
 from mis_kernels.aot.schedules import (
     Around,
@@ -191,7 +191,7 @@ def test_the_stored_baseline_covers_every_heads_and_meets_the_targets() -> None:
 @pytest.mark.tpu_aot
 @pytest.mark.full  # `python -m mis_kernels.aot --quick` compiles it, too
 def test_the_kernel_compiles_for_v6e() -> None:
-    [row] = run_job("v6e:1x1", kernel_program, [HEAD_SHAPES["qwen3-0.6b"]])
+    [row] = run_job("v6e:1x1", kernel_program, [AttentionSize(HEAD_SHAPES["qwen3-0.6b"])])
     assert row["bundles"]["full"] > 0
 
 

@@ -172,6 +172,12 @@ _SMOLLM3: dict[str, Any] = {
     "rope_theta": 5e6,
     "no_rope_layer_interval": 4,
 }
+_MINISTRAL: dict[str, Any] = {
+    "vocab_size": 131072,
+    "max_position_embeddings": 131072,
+    "sliding_window": 32768,
+    "layer_types": ("full_attention", *["sliding_attention"] * 3) * 9,
+}
 _MISTRAL: dict[str, Any] = {"vocab_size": 32768, "max_position_embeddings": 32768, "rope_theta": 1e6}
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -190,6 +196,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "smollm2-135m": _published("llama", 576, 30, (9, 3, 64), 1536, **_SMOLLM2),
     "smollm3-3b": _published("smollm3", 2048, 36, (16, 4, 128), 11008, shards=2, **_SMOLLM3),
     "mistral-7b": _published("mistral", 4096, 32, (32, 8, 128), 14336, shards=3, **_MISTRAL),
+    "ministral-8b": _published("ministral", 4096, 36, (32, 8, 128), 12288, shards=4, **_MINISTRAL),
 }
 """Published sizes by model name: `tiny_checkpoint(path, **SHAPES["qwen3-0.6b"])` writes one with random weights.
 

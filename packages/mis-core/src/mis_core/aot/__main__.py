@@ -24,7 +24,7 @@ DEVICES = {"v5e": 1, "v6e:1x1": 1, "v7x": 1, "v6e:2x2": 4, "v5e:2x4": 8, "v6e:2x
 OTHERS: dict[str, list[Step]] = {
     "v6e:1x1": [("smollm2-135m", 1, 1)],
     "v6e:2x2": [("llama-3.2-3b", 2, 2)],
-    "v6e:2x4": [("qwen3-8b", 2, 4), ("smollm3-3b", 1, 8)],
+    "v6e:2x4": [("qwen3-8b", 2, 4), ("smollm3-3b", 1, 8), ("ministral-8b", 2, 4)],
 }
 QUICK: dict[str, list[Step]] = {"v6e:2x2": [("qwen3-0.6b", 1, 4), ("qwen3-0.6b", 4, 1)]}
 

@@ -15,6 +15,13 @@ _LLAMA = ("LlamaForCausalLM", 128_256, 131_072, 5e5, 1e-5)
 _SMOLLM2 = ("LlamaForCausalLM", 49_152, 8192, 1e5, 1e-5)
 _SMOLLM3 = ("SmolLM3ForCausalLM", 128_256, 65_536, 5e6, 1e-6)
 _MISTRAL = ("MistralForCausalLM", 32_768, 32_768, 1e6, 1e-5)
+_MINISTRAL = ("MinistralForCausalLM", 131_072, 131_072, 1e8, 1e-5)
+_WINDOWS = {
+    "MinistralForCausalLM": {
+        "sliding_window": 32_768,
+        "layer_types": (["full_attention"] + ["sliding_attention"] * 3) * 9,
+    }
+}
 _LLAMA_ROPE = {
     "rope_type": "llama3",
     "factor": 32.0,
@@ -41,6 +48,7 @@ def _shape(heads: HeadShape, common: _Common, embed: int, mlp: int, layers: int,
         "rope_scaling": _LLAMA_ROPE if common is _LLAMA else None,
         "sliding_window": None,
         "tie_word_embeddings": tied,
+        **_WINDOWS.get(architecture, {}),
     }
     return parse_model_config(settings)
 
@@ -61,6 +69,7 @@ _SIZES = {
     "smollm2-135m": (_SMOLLM2, 576, 1536, 30, True),
     "smollm3-3b": (_SMOLLM3, 2048, 11_008, 36, True),
     "mistral-7b": (_MISTRAL, 4096, 14_336, 32, False),
+    "ministral-8b": (_MINISTRAL, 4096, 12_288, 36, False),
 }
 
 PUBLISHED: dict[str, ModelConfig] = {name: _shape(HEAD_SHAPES[name], *sizes) for name, sizes in _SIZES.items()}

@@ -10,6 +10,7 @@ from mis_kernels.aot import baseline
 from mis_kernels.aot.calibration import PUBLISHED, published_program, table
 from mis_kernels.aot.programs import (
     GROWTH,
+    AttentionSize,
     ProductSize,
     Row,
     glue_program,
@@ -24,10 +25,18 @@ from mis_kernels.aot.programs import (
 from mis_kernels.aot.targets import SINGLE_CHIP, TARGETS
 from mis_kernels.aot.worker import run_job
 from mis_kernels.backends.tpu.projection import is_faster
-from mis_kernels.heads import HEAD_SHAPES, TENSOR_PARALLEL, device_head_shapes
+from mis_kernels.heads import HEAD_SHAPES, TENSOR_PARALLEL, HeadShape, device_head_shapes
 
 BASELINE = Path(__file__).parent.parent / "aot_baseline.json"
 QUICK_HEADS = [HEAD_SHAPES["qwen3-0.6b"], HEAD_SHAPES["qwen2.5-0.5b"].on_device(8)]
+
+QUICK_SLIDING = [AttentionSize(HeadShape(4, 1, 256), 512)]  # of Gemma 3 1B, and behind them of 4B, 12B and Ministral 8B
+SLIDING = [
+    *QUICK_SLIDING,
+    AttentionSize(HeadShape(8, 4, 256), 1024),
+    AttentionSize(HeadShape(16, 8, 256), 1024),
+    AttentionSize(HEAD_SHAPES["ministral-8b"], 1024),
+]
 
 QUICK_SIZES = [(256, 1024, 151_936)]  # rows, width and vocabulary of Qwen3-0.6B
 SIZES = [*QUICK_SIZES, (256, 4096, 151_936), (256, 2048, 128_256)]
@@ -55,9 +64,10 @@ def jobs(name: str, quick: bool) -> list[Callable[[], list[Row]]]:
     shapes = QUICK_HEADS if quick else device_head_shapes()
     products, chip = QUICK_PRODUCTS if quick else PRODUCTS, TARGETS[name].chip
     products = [each for each in products if each.heads is None or is_faster(each.heads, chip)]
+    attention = [AttentionSize(heads) for heads in shapes] + (QUICK_SLIDING if quick else SLIDING)
     return [
-        partial(run_job, name, kernel_program, shapes),
-        partial(run_job, name, mixed_kernel_program, shapes),
+        partial(run_job, name, kernel_program, attention),
+        partial(run_job, name, mixed_kernel_program, [AttentionSize(heads) for heads in shapes]),
         partial(run_job, name, glue_program, shapes),
         partial(run_job, name, head_program, QUICK_SIZES if quick else SIZES),
         partial(run_job, name, product_program, products),

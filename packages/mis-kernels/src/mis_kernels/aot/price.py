@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from mis_kernels.aot.chips import Chip
 from mis_kernels.aot.programs import (
     PRODUCT_ROWS,
+    AttentionSize,
     ProductSize,
     glue_program,
     head_program,
@@ -67,7 +68,8 @@ def kernel_schedules(target: str, heads: HeadShape, *, rows: int, embed: int, vo
     Raises:
         RuntimeError: the compiler refused one.
     """
-    (attention,), (mixed,) = (run_job(target, make, [heads]) for make in (kernel_program, mixed_kernel_program))
+    size = AttentionSize(heads)
+    (attention,), (mixed,) = (run_job(target, make, [size]) for make in (kernel_program, mixed_kernel_program))
     (glue,) = run_job(target, glue_program, [heads])
     fused = None
     if fits(rows, vocab, embed):

@@ -64,14 +64,34 @@ class Program(NamedTuple):
     report: Callable[[Any, list[BundleRun]], Row] = lambda *_: {}
 
 
-def extend_step(tokens: int, blocks: TpuBlocks, context: int = CONTEXT, item: int = ITEM) -> LaidOut:
+class AttentionSize(NamedTuple):
+    """What the attention kernel is compiled for.
+
+    Attributes:
+        heads: Of a device.
+        window: Positions that a token sees; None: all.
+    """
+
+    heads: HeadShape
+    window: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What its program is called."""
+        slides = "" if self.window is None else "sliding "
+        return f"{slides}attention kv{self.heads.kv_heads} g{self.heads.group} d{self.heads.head_dim} {DTYPE}"
+
+
+def extend_step(
+    tokens: int, blocks: TpuBlocks, context: int = CONTEXT, item: int = ITEM, window: int | None = None
+) -> LaidOut:
     """Lay out a step full of items behind one cached context; no item straddles a block."""
     per_block = blocks.tokens // item
     begin = np.arange(0, tokens, blocks.tokens)[:, None] + np.arange(per_block) * item
     starts = begin.reshape(-1)[: tokens // item].astype(np.int32)
     starts = starts[starts + item <= tokens]
     pages = -(-context // PAGE_SIZE)
-    return _lay_out(starts, np.full(len(starts), item, np.int32), context, False, pages, tokens, blocks)
+    return _lay_out(starts, np.full(len(starts), item, np.int32), context, False, pages, tokens, blocks, window)
 
 
 def prefill_step(tokens: int, blocks: TpuBlocks) -> LaidOut:
@@ -82,7 +102,14 @@ def prefill_step(tokens: int, blocks: TpuBlocks) -> LaidOut:
 
 
 def _lay_out(
-    starts: np.ndarray, lens: np.ndarray, context: int, paged: bool, pages: int, tokens: int, blocks: TpuBlocks
+    starts: np.ndarray,
+    lens: np.ndarray,
+    context: int,
+    paged: bool,
+    pages: int,
+    tokens: int,
+    blocks: TpuBlocks,
+    window: int | None = None,
 ) -> LaidOut:
     return lay_out(
         starts=starts,
@@ -94,6 +121,7 @@ def _lay_out(
         page_size=PAGE_SIZE,
         tokens=tokens,
         backend=TpuBackend(ANY_HEADS, DTYPE, blocks),
+        window=window,
     )
 
 
@@ -105,20 +133,20 @@ def _floats(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, DTYPE)
 
 
-def kernel_program(target: Topology, heads: HeadShape) -> Program:
+def kernel_program(target: Topology, size: AttentionSize) -> Program:
     """Return the attention kernel alone; its schedule and its memory are reported."""
-    return _kernel_program(heads, block_sizes(chip=target.chip, **heads._asdict()))
+    return _kernel_program(size, block_sizes(chip=target.chip, **size.heads._asdict()))
 
 
-def mixed_kernel_program(target: Topology, heads: HeadShape) -> Program:
+def mixed_kernel_program(target: Topology, size: AttentionSize) -> Program:
     """Return the same kernel as it computes mixed steps."""
-    blocks = block_sizes(chip=target.chip, **heads._asdict()).for_mixed_steps(heads.group)
-    program = _kernel_program(heads, blocks)
+    blocks = block_sizes(chip=target.chip, **size.heads._asdict()).for_mixed_steps(size.heads.group)
+    program = _kernel_program(size, blocks)
     return program._replace(name=f"mixed {program.name}")
 
 
-def _kernel_program(heads: HeadShape, blocks: TpuBlocks) -> Program:
-    segments = extend_step(STEP_TOKENS, blocks)
+def _kernel_program(size: AttentionSize, blocks: TpuBlocks) -> Program:
+    heads, segments = size.heads, extend_step(STEP_TOKENS, blocks, window=size.window)
     tokens, pages = segments.num_tokens, segments.page_table.size
     q, new = (_floats(tokens, count * heads.head_dim) for count in (heads.heads, heads.kv_heads))
     cache = _floats(heads.kv_heads, pages, PAGE_SIZE, heads.head_dim)
@@ -135,9 +163,8 @@ def _kernel_program(heads: HeadShape, blocks: TpuBlocks) -> Program:
         vmem = vmem_bytes(blocks, group=heads.group, head_dim=heads.head_dim, itemsize=2)
         return {"bundles": schedule.tiles | around, "schedule": schedule, "vmem": vmem}
 
-    name = f"attention kv{heads.kv_heads} g{heads.group} d{heads.head_dim} {DTYPE}"
     arguments = (q, new, new, cache, cache, _shapes(segments))
-    return Program(name, attend, arguments, kernel="segment_attention", report=report)
+    return Program(size.name, attend, arguments, kernel="segment_attention", report=report)
 
 
 def sharded_program(target: Topology, model: str) -> Program:
