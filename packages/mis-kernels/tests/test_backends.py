@@ -135,13 +135,14 @@ def seers(arrays: dict[str, Any], name: str, at: Any) -> list[int]:
 def test_a_window_ends_where_it_should_at_every_edge(backend: str, edge: int) -> None:
     """The rows that a cached token's value changes are those that see it, and not one more; so are those of an item."""
     dtype = "bfloat16" if backend == "native" else "float32"
-    query = Case([Segment(130, paged=True)], contexts=(512,), head_dim=32, window=512 + 6 - edge)
+    shape: dict[str, Any] = {"head_dim": 32, "limits": StepLimits(1, 700, 600)}
+    query = Case([Segment(130, paged=True)], contexts=(512,), window=512 + 6 - edge, **shape)
     arrays = query.arrays(jnp.dtype(dtype), backend_of(backend, query, dtype))
     pages = query.page_table()[0]
     for position in (edge - 1, edge):
         rows = seers(arrays, "v_pages", np.s_[:, pages[position // PAGE], position % PAGE])
         assert rows == list(range(max(0, position - 512), 6 - edge + position))
-    item = Case([Segment(600)], contexts=(30,), head_dim=32, window=edge - 5)
+    item = Case([Segment(600)], contexts=(30,), window=edge - 5, **shape)
     arrays = item.arrays(jnp.dtype(dtype), backend_of(backend, item, dtype))
     assert seers(arrays, "v", 5) == list(range(5, edge))
     assert seers(arrays, "v_pages", np.s_[:, item.page_table()[0][0], 29]) == list(range(edge - 6))
