@@ -2,6 +2,7 @@
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
+from starlette.routing import Route
 
 import mis_server
 from mis_server.edge.body import BodyLimitMiddleware
@@ -48,7 +49,8 @@ def create_app(model: Model, settings: ServerConfig) -> FastAPI:
         settings: Names, keys and limits.
     """
     service = HttpService(model, settings)
-    page = read_files() if has_playground(settings) else {}
+    page = router_of(read_files() if has_playground(settings) else {})
+    open_paths = OPEN_PATHS | {route.path for route in page.routes if isinstance(route, Route)}
     app = FastAPI(
         title="MIS",
         summary="Scores many items against one query with a language model.",
@@ -62,9 +64,7 @@ def create_app(model: Model, settings: ServerConfig) -> FastAPI:
             Middleware(RequestIdMiddleware, service.metrics, log=not settings.disable_access_log),
             *_cors(settings),
             *_origin_guard(settings),
-            Middleware(
-                ApiKeyMiddleware, OPEN_PATHS | page.keys(), key=settings.api_key, admin_key=settings.admin_api_key
-            ),
+            Middleware(ApiKeyMiddleware, open_paths, key=settings.api_key, admin_key=settings.admin_api_key),
             Middleware(ExpandingMiddleware, max_bytes=settings.max_body_bytes),
             Middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes),
         ],
@@ -87,7 +87,7 @@ def create_app(model: Model, settings: ServerConfig) -> FastAPI:
         admin,
     ):
         app.include_router(module.router)
-    app.include_router(router_of(page))
+    app.include_router(page)
     return app
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from urllib.parse import urljoin
 
 import httpx
 import pytest
@@ -62,6 +63,15 @@ def test_a_head_request_gets_the_headers_alone(http: httpx.Client) -> None:
     assert head.headers["content-length"] == got.headers["content-length"]
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_with_a_slash_it_leads_to_the_page_also_behind_a_prefix(http: httpx.Client, method: str) -> None:
+    reply = http.request(method, "/playground/")
+    assert reply.status_code == 307
+    base = "https://scores.example/mis/playground/"
+    assert urljoin(base, reply.headers["location"]) == "https://scores.example/mis/playground"
+    assert http.get("/playground/", follow_redirects=True).content == FILES["/playground"].content
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
 def test_it_is_on_for_loopback_addresses(connect: Connect, host: str) -> None:
     assert connect(host=host).get("/playground").status_code == 200
@@ -70,16 +80,16 @@ def test_it_is_on_for_loopback_addresses(connect: Connect, host: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "scores.example"])
 def test_it_is_off_elsewhere_unless_it_is_asked_for(connect: Connect, host: str) -> None:
     off = connect(host=host)
-    for path in FILES:
+    for path in (*FILES, "/playground/"):
         assert (off.get(path).status_code, off.get(path).json()["error"]["code"]) == (404, "not_found")
     assert connect(host=host, playground=True).get("/playground").status_code == 200
 
 
 def test_the_page_needs_no_key_but_what_it_asks_for_does(connect: Connect) -> None:
     http = connect(api_key="secret")
-    for path in FILES:
-        assert http.get(path).status_code == 200
-    for path in ("/playground/", "/playground/nothing.js", "/playground/../v1/models", "/v1/models"):
+    for path in (*FILES, "/playground/"):
+        assert http.get(path, follow_redirects=True).status_code == 200
+    for path in ("/playground//", "/playground/nothing.js", "/playground/../v1/models", "/v1/models"):
         assert http.get(path).status_code == 401
     assert connect(api_key="secret", host="0.0.0.0").get("/playground").status_code == 401
 

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import PurePath
 
+PAGE = "/playground"
+"""Path of the page itself."""
+
 _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -29,11 +32,11 @@ class File:
 
 
 def read_files() -> dict[str, File]:
-    """Read the files of the page; each has its URL's path as its name, and the page itself is `/playground`."""
+    """Read the files of the page; each has its URL's path as its name, and the page itself is `PAGE`."""
     found = {}
     for file in files(__name__).joinpath("files").iterdir():
         content = file.read_bytes()
-        path = "/playground" if file.name == "index.html" else f"/playground/{file.name}"
+        path = PAGE if file.name == "index.html" else f"{PAGE}/{file.name}"
         etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
         found[path] = File(content, _MEDIA_TYPES[PurePath(file.name).suffix], etag)
     return found

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from functools import partial
 
 from fastapi import APIRouter, Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
-from mis_server.playground import File
+from mis_server.playground import PAGE, File
 
 _HEADERS = {
     # Scripts and styles are this server's own files, requests go to this server only, and no text becomes markup.
@@ -22,11 +22,18 @@ _HEADERS = {
 
 
 def router_of(files: Mapping[str, File]) -> APIRouter:
-    """Return the routes of a page's files, which are named by their paths."""
+    """Return the routes of the page's files, which are named by their paths, and of the page with a slash behind it."""
     router = APIRouter(include_in_schema=False)
     for path, file in files.items():
         router.get(path)(partial(_send, file))
+    if PAGE in files:
+        router.get(f"{PAGE}/")(_lead_to_page)
     return router
+
+
+async def _lead_to_page() -> Response:
+    # Not the page itself: it names its files relative to a path without a slash. So does this, for prefixes of proxies.
+    return RedirectResponse(f"..{PAGE}", headers=_HEADERS)
 
 
 async def _send(file: File, request: Request) -> Response:
