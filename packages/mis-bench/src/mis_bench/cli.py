@@ -26,7 +26,9 @@ from mis_bench.workload import CANONICAL, WorkloadNameError, build_workload
 
 @click.command()
 @click.argument("name", default=CANONICAL)
-@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write instead of printing.")
+@click.option(
+    "--output", type=click.Path(dir_okay=False, path_type=Path), show_default="it is printed", help="File to write."
+)
 def workload(name: str, output: Path | None) -> None:
     """Print a workload as JSON.
 
@@ -89,7 +91,9 @@ class _Group(click.Group):
 
 
 @click.group(
-    cls=_Group, commands=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
+    cls=_Group,
+    commands=_COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True, "max_content_width": 120},
 )
 @click.version_option(__version__, prog_name="mis-bench")
 def main() -> None:

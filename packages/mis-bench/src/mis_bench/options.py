@@ -85,14 +85,19 @@ def _type_of(field: FieldInfo) -> click.ParamType:
 
 SHARED = (
     click.option(
-        "--option", "options", multiple=True, metavar="NAME=VALUE", callback=pairs, help="Of every target; repeatable."
+        "--option", "options", multiple=True, metavar="NAME=VALUE", callback=pairs, show_default="none",
+        help="Option of every target, such as dtype=float32; repeatable.",
     ),
     click.option(
-        "--vocab-size", type=click.IntRange(2), show_default="that of --model", help="For servers with small models."
+        "--vocab-size", type=click.IntRange(2), show_default="that of --model",
+        help="Tokens of the vocabulary, for servers with small models.",
     ),
     click.option("--timeout", type=ABOVE_0, default=180.0, help="Seconds a request may take."),
-    click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder; a new one in results/."),
-)
+    click.option(
+        "--output", type=click.Path(file_okay=False, path_type=Path), show_default="a new one in results/",
+        help="Folder of what is written.",
+    ),
+)  # fmt: skip
 """Options of every command that asks a target."""
 
 target_options = adding(

@@ -17,7 +17,9 @@ from mis_bench.options import ABOVE_0, options_of
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="File with what `mis-bench estimate --json` printed; default: estimate now, a minute or two.",
 )
-@click.option("--items-per-second", type=ABOVE_0, help="Measured on one replica, with new queries, in its place.")
+@click.option(
+    "--items-per-second", type=ABOVE_0, show_default="estimated", help="Measured on one replica, with new queries."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(as_json: bool, estimate_path: Path | None, items_per_second: float | None, **asked: Any) -> None:
     """Plan capacity on paper: chips, hosts, cost, and the bottleneck of a load.

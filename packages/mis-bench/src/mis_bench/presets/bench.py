@@ -68,14 +68,17 @@ measuring_options = adding(
         help="[ALIAS=]TARGET[,OPTION=VALUE]...: engine, a server such as mis=http://HOST:PORT, and so on; repeatable. "
         "Targets take turns.",
     ),
-    click.option("--model", "models", multiple=True, help="A directory, a name, or random:SHAPE/DIVISOR; repeatable."),
+    click.option(
+        "--model", "models", multiple=True, show_default="none",
+        help="Checkpoint of the targets: a directory, a name, or random:SHAPE/DIVISOR; repeatable.",
+    ),
     click.option(
         "--hardware", multiple=True, callback=by_target(click.STRING), metavar="[TARGET=]TEXT",
-        help="What a server elsewhere computes on; repeatable.",
+        show_default="this machine's", help="What a server elsewhere computes on; repeatable.",
     ),
     click.option(
         "--hourly-cost", multiple=True, callback=by_target(ABOVE_0), metavar="[TARGET=]USD",
-        help="Of a target's machine, or of all; repeatable.",
+        show_default="none", help="Price of an hour of a target's machine, or of each; repeatable.",
     ),
     click.option("--repeat", type=POSITIVE, default=1, help="Do all of it so often, with targets opened anew."),
     click.option("--allow-missing", is_flag=True, help="Go on without targets that cannot run."),

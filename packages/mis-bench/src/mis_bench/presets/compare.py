@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from mis_bench.options import ABOVE_0
+from mis_bench.options import ABOVE_0, Decorator
 from mis_bench.presets.bench import (
     POSITIVE,
     Bench,
@@ -23,33 +23,51 @@ from mis_bench.targets.spec import without_secrets
 CHUNK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 500)
 """Items of a call that `matrix` tries."""
 
-chunk_sizes_option = click.option(
-    "--chunk-sizes", callback=numbers(POSITIVE), help="Items of a call, behind commas; the client cuts the request."
-)
+
+def chunk_sizes_option(default: str) -> Decorator:
+    """Return what adds the option for the sizes of calls; `default` says what is done without it."""
+    return click.option(
+        "--chunk-sizes",
+        callback=numbers(POSITIVE),
+        metavar="N,...",
+        show_default=default,
+        help="Items of a call; the client cuts the request.",
+    )
 
 
 max_abs_option = click.option(
-    "--correctness-threshold-max-abs", "max_abs", type=ABOVE_0, default=0.02, help="Of label softmaxes."
+    "--correctness-threshold-max-abs",
+    "max_abs",
+    type=ABOVE_0,
+    default=0.02,
+    help="Largest difference of label softmaxes that is correct.",
 )
 mean_abs_option = click.option(
-    "--correctness-threshold-mean-abs", "mean_abs", type=ABOVE_0, default=0.01, help="Of label softmaxes."
+    "--correctness-threshold-mean-abs",
+    "mean_abs",
+    type=ABOVE_0,
+    default=0.01,
+    help="Largest mean difference of label softmaxes that is correct.",
 )
 
 
 @click.command()
 @workload_option
 @click.option("--rounds", type=POSITIVE, default=6, help="Timed rounds; six or more give an interval.")
-@chunk_sizes_option
+@chunk_sizes_option("whole requests")
 @click.option(
     "--slow-items",
     "slow",
     multiple=True,
     callback=by_target(POSITIVE),
     metavar="TARGET=N",
-    help="Ask it for N items only.",
+    show_default="none",
+    help="Ask a slow target for its first N items only; repeatable.",
 )
 @click.option("--reference", show_default="the first", help="Target that others are held against.")
-@click.option("--guardrail-ratio", type=click.FloatRange(1), default=1.25, help="A winner's p95 over the lowest p95.")
+@click.option(
+    "--guardrail-ratio", type=click.FloatRange(1), default=1.25, help="Highest p95 of a winner, over the lowest p95."
+)
 @max_abs_option
 @mean_abs_option
 @measuring_options
@@ -88,11 +106,16 @@ def compare(
 
 @click.command()
 @workload_option
-@click.option("--view", type=click.Choice(["portable", "best-native"]), default="portable")
-@chunk_sizes_option
-@click.option("--cache", type=click.Choice(["cold", "warm"]), default="cold", help="cold: queries are forgotten.")
+@click.option(
+    "--view",
+    type=click.Choice(["portable", "best-native"]),
+    default="portable",
+    help="Who cuts the request: the client, or nobody.",
+)
+@chunk_sizes_option(f"{','.join(map(str, CHUNK_SIZES))}; whole in best-native")
+@click.option("--cache", type=click.Choice(["cold", "warm"]), default="cold", help="warm: calls share their query.")
 @click.option("--sweep-runs", type=POSITIVE, default=5, help="Rounds of every size.")
-@click.option("--confirm-runs", type=click.IntRange(0), default=7, help="Rounds of those that are confirmed.")
+@click.option("--confirm-runs", type=click.IntRange(0), default=7, help="Rounds of the best, once more.")
 @max_abs_option
 @mean_abs_option
 @measuring_options

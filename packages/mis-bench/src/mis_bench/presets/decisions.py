@@ -53,15 +53,21 @@ def decisions() -> None:
 
 @decisions.command()
 @click.option(
-    "--load", "names", type=click.Choice(list(LOADS)), multiple=True, default=DEFAULT_LOADS, help="Repeatable."
+    "--load",
+    "names",
+    type=click.Choice(list(LOADS)),
+    multiple=True,
+    default=DEFAULT_LOADS,
+    help="States and questions; repeatable.",
 )
 @click.option(
     "--requests",
     "file",
     type=click.Path(exists=True, dir_okay=False),
+    show_default="none",
     help="Also send recorded requests: a file with a line of JSON for each, `state` and `questions`.",
 )
-@click.option("--rounds", type=POSITIVE, default=ROUNDS, help="Of every case; targets take turns in each.")
+@click.option("--rounds", type=POSITIVE, default=ROUNDS, help="Timed rounds of every case; targets take turns.")
 @click.option(
     "--callers",
     callback=numbers(POSITIVE),
@@ -76,7 +82,8 @@ def decisions() -> None:
     multiple=True,
     callback=by_target(POSITIVE),
     metavar="TARGET=N",
-    help="Ask it for N questions of a state at most.",
+    show_default="none",
+    help="Ask a slow target for N questions of a state at most; repeatable.",
 )
 @max_abs_option
 @mean_abs_option

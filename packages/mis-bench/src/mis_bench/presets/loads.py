@@ -25,7 +25,14 @@ SUSTAINED_RATE = 10.0
 
 
 @click.command()
-@click.option("--scenario", "scenarios", type=click.Choice(SCENARIOS), multiple=True, show_default="all")
+@click.option(
+    "--scenario",
+    "scenarios",
+    type=click.Choice(SCENARIOS),
+    multiple=True,
+    show_default="all",
+    help="What to load them with; repeatable.",
+)
 @click.option("--seconds", type=ABOVE_0, show_default="30, sustained 300", help="How long a load lasts.")
 @measuring_options
 def stress(scenarios: tuple[str, ...], seconds: float | None, **given: Any) -> None:
@@ -66,11 +73,23 @@ def stress(scenarios: tuple[str, ...], seconds: float | None, **given: Any) -> N
 
 @click.command()
 @workload_option
-@click.option("--rates", callback=numbers(ABOVE_0), help="Open loads: requests a second, at random, behind commas.")
-@click.option("--concurrencies", callback=numbers(POSITIVE), help="Closed loads: callers; 1,2,4,8 without --rates.")
+@click.option(
+    "--rates",
+    callback=numbers(ABOVE_0),
+    metavar="X,...",
+    show_default="none",
+    help="Open loads: requests a second, at random times.",
+)
+@click.option(
+    "--concurrencies",
+    callback=numbers(POSITIVE),
+    metavar="N,...",
+    show_default="1,2,4,8, or none with --rates",
+    help="Closed loads: callers, each of which waits for its answer.",
+)
 @click.option("--max-concurrency", type=POSITIVE, show_default="no limit", help="Most under way in an open load.")
 @click.option("--requests", type=POSITIVE, default=20, help="Requests of a load in a round.")
-@click.option("--rounds", type=POSITIVE, default=3, help="Six or more give an interval.")
+@click.option("--rounds", type=POSITIVE, default=3, help="Timed rounds; six or more give an interval.")
 @click.option("--cache", type=click.Choice(["cold", "warm"]), default="cold", help="warm: requests share their query.")
 @click.option("--slo-p99-ms", type=ABOVE_0, show_default="none", help="Objective: goodput is what keeps to it.")
 @measuring_options

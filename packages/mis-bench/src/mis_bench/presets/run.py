@@ -55,27 +55,36 @@ gate_options = adding(
     "profile_name",
     type=click.Choice([*PROFILES, PROFILE]),
     show_default="standard, or none with --workload",
+    help="Sizes of requests, and how often each is sent.",
 )
-@click.option("--workload", "workloads", multiple=True, help="Add a workload, cold and warm; repeatable.")
 @click.option(
-    "--trace", "trace_name", metavar="LOAD:RATE:COUNT[:SEED]",
+    "--workload", "workloads", multiple=True, show_default="none", help="Add a workload, cold and warm; repeatable."
+)
+@click.option(
+    "--trace", "trace_name", metavar="LOAD:RATE:COUNT[:SEED]", show_default="none",
     help="Measure COUNT requests that arrive RATE a second instead: of LOAD mixed (3, 30 and 500 items) or a workload.",
 )  # fmt: skip
 @click.option("--runs", type=POSITIVE, show_default="the profile's", help="Timed requests of a row.")
-@click.option("--warmup-runs", type=POSITIVE, show_default="the profile's", help="Requests before them, at least.")
+@click.option(
+    "--warmup-runs", type=POSITIVE, show_default="the profile's", help="Requests before the timed ones, at least."
+)
 @click.option("--rounds", type=POSITIVE, show_default="10 at most", help="Windows of the runs; six give an interval.")
 @click.option(
     "--concurrency",
     "--max-concurrency",
     "concurrency",
     type=POSITIVE,
-    help="Most requests under way; 1, or any with --rate.",
+    show_default="1, or any with --rate",
+    help="Most requests under way.",
 )
 @click.option("--rate", type=ABOVE_0, show_default="off", help="Requests a second, at random times, as they are due.")
 @callers_options
 @gate_options
 @click.option(
-    "--baseline", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Earlier results to compare with."
+    "--baseline",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    show_default="none",
+    help="Earlier results to compare with.",
 )
 @click.option("--regression-threshold", type=ABOVE_0, default=10.0, help="Percent of items/s whose loss fails.")
 @measuring_options

@@ -33,6 +33,7 @@ MODEL_MATRIX = tuple(
     "--model",
     "models",
     multiple=True,
+    show_default="none",
     help="Checkpoint: a directory, a name, or random:SHAPE/DIVISOR; repeatable, one after the other.",
 )
 @click.option("--model-matrix", is_flag=True, help="Random weights in eleven published shapes, sizes divided by 8.")
@@ -44,11 +45,14 @@ MODEL_MATRIX = tuple(
     help="Type to compute in; it decides the thresholds. A server that says its own must say the same.",
 )
 @click.option(
-    "--speedup-items", "more", type=click.IntRange(1), multiple=True,
+    "--speedup-items", "more", type=click.IntRange(1), multiple=True, show_default="none",
     help="A number of items to time, beside 1, 8 and 32; repeatable. The gate is for 32 and more.",
 )  # fmt: skip
 @click.option(
-    "--without-pytorch", metavar="REASON", help="Waive the gates against PyTorch; the artifact keeps the reason."
+    "--without-pytorch",
+    metavar="REASON",
+    show_default="none",
+    help="Waive the gates against PyTorch; the artifact keeps the reason.",
 )
 def validate(
     models: tuple[str, ...],

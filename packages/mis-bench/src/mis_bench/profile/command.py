@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--scenario", type=click.Choice(get_args(Scenario)), required=True, help="What to look at.")
-@click.option("--model", help="Checkpoint: a directory, a name, or random:SHAPE/DIVISOR.")
+@click.option("--model", show_default="none", help="Checkpoint: a directory, a name, or random:SHAPE/DIVISOR.")
 @target_options
 @click.option("--workload", "name", show_default="the scenario's", help="KIND-Q-N-L; batch-scaling shrinks it as well.")
 @click.option("--requests", type=click.IntRange(0), show_default="the scenario's", help="Timed requests of each size.")
 @click.option(
     "--profile-dir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
+    show_default="none",
     help="A server's own --profile-dir, from where its trace is copied.",
 )
 def profile(

@@ -12,7 +12,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.command()
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(exists=True, path_type=Path))
 @click.option("--output", required=True, type=_FILE, help="HTML file to write.")
-@click.option("--markdown", type=_FILE, help="Markdown file to write as well.")
+@click.option("--markdown", type=_FILE, show_default="none", help="Markdown file to write as well.")
 @click.option("--title", default="Multi-item scoring", help="Heading of the page.")
 def report(paths: tuple[Path, ...], output: Path, markdown: Path | None, title: str) -> None:
     """Write one HTML page of all that was measured; it needs no network and no other file.

@@ -9,7 +9,7 @@ from mis_server.cli.score import SCORE
 from mis_server.cli.serve import SERVE
 
 
-@click.group(context_settings={"max_content_width": 120})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, package_name="mis-server", message="%(prog)s %(version)s")
 def main() -> None:
     """Score many items against one query with a language model."""

@@ -26,7 +26,9 @@ class CalibrateOptions:
     """The options of the command without those of the engine, in the order of `--help`."""
 
     output: str = declared("mis-calibration.json", "File of the calibration.", metavar="FILE")
-    labels: tuple[str, ...] = declared((), "Label texts of rows without their own, such as ' yes' ' no'.")
+    labels: tuple[str, ...] = declared(
+        (), "Label texts of rows without their own, such as ' yes' ' no'; default: none."
+    )
     item_first: bool = declared(False, "Put each item before the query.", show_default=False)
     instruction: str | None = declared(
         None, "How documents are judged; default: as the model's recipe of rerank says.", metavar="TEXT"

@@ -53,7 +53,12 @@ def _model() -> tuple[click.Parameter, ...]:
     """Return where the model is named, and the config file."""
     return (
         click.Argument(["model"], required=False),
-        click.Option(["model_path", "--model-path", "--model"], envvar="MIS_MODEL", show_envvar=True, help="MODEL."),
+        click.Option(
+            ["model_path", "--model-path", "--model"],
+            envvar="MIS_MODEL",
+            show_envvar=True,
+            help="MODEL; default: the argument.",
+        ),
         click.Option(
             ["config", "--config"],
             callback=_read_config,
@@ -61,7 +66,8 @@ def _model() -> tuple[click.Parameter, ...]:
             is_eager=True,
             envvar="MIS_CONFIG",
             show_envvar=True,
-            help="TOML file with options, such as `port = 8000`; flags and environment variables override it.",
+            help="TOML file with options, such as `port = 8000`; flags and environment variables override it; "
+            "default: none.",
         ),
     )
 

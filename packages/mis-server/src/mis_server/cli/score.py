@@ -31,9 +31,9 @@ class ScoreOptions:
         "JSONL file of scores, or - for standard output; for Parquet, and with --ray, a folder; default: next to the "
         "items.",
     )
-    query: str | None = declared(None, "Query text of lines without their own.", callback=_without_mark)
-    labels: tuple[str, ...] = declared((), "Label texts of any length, such as ' yes' ' no'.")
-    label_token_ids: tuple[int, ...] = declared((), "Labels as token ids.")
+    query: str | None = declared(None, "Query text of lines without their own; default: none.", callback=_without_mark)
+    labels: tuple[str, ...] = declared((), "Label texts of any length, such as ' yes' ' no'; default: none.")
+    label_token_ids: tuple[int, ...] = declared((), "Labels as token ids; default: none.")
     apply_softmax: bool = declared(False, "Return a softmax over the labels.", show_default=False)
     item_first: bool = declared(False, "Put each item before the query.", show_default=False)
     temperature: float = declared(1.0, "Temperature of the softmax.")

@@ -1,0 +1,79 @@
+"""`--help` of every command says what each option is for, and what happens without it."""
+
+from collections.abc import Iterator
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import mis_bench.cli
+import mis_server.cli
+
+PROGRAMS: dict[str, click.Group] = {"mis-bench": mis_bench.cli.main, "mis-server": mis_server.cli.main}
+WITHOUT_EFFECT = "Accepted for compatibility"
+"""Heading of flags of other servers; their help says why they are not needed."""
+
+
+def _commands(command: click.Command, context: click.Context) -> Iterator[click.Context]:
+    if not isinstance(command, click.Group):
+        yield context
+        return
+    for name, below in command.commands.items():
+        yield from _commands(below, click.Context(below, context, name, **command.context_settings))
+
+
+CONTEXTS = [
+    context
+    for name, program in PROGRAMS.items()
+    for context in _commands(program, click.Context(program, info_name=name, **program.context_settings))
+]
+of_each_command = pytest.mark.parametrize("context", CONTEXTS, ids=[each.command_path for each in CONTEXTS])
+
+
+def faults(option: click.Option, context: click.Context) -> list[str]:
+    """Return what the help of an option lacks."""
+    record = option.get_help_record(context)
+    if record is None or getattr(option, "group", None) == WITHOUT_EFFECT:
+        return []
+    found = []
+    if not (option.help or "").endswith("."):
+        found.append(f"{option.opts[0]} has no sentence")
+    if not (option.is_flag or option.required or "default:" in record[1]):
+        found.append(f"{option.opts[0]} does not say what happens without it")
+    return found
+
+
+@of_each_command
+def test_every_option_has_a_sentence_and_a_default(context: click.Context) -> None:
+    options = [each for each in context.command.get_params(context) if isinstance(each, click.Option)]
+    assert [fault for option in options for fault in faults(option, context)] == []
+
+
+@of_each_command
+def test_every_argument_is_explained(context: click.Context) -> None:
+    for argument in context.command.params:
+        if isinstance(argument, click.Argument):
+            assert argument.make_metavar(context).strip("[].") in (context.command.help or "")
+
+
+@pytest.mark.parametrize(
+    ("option", "fault"),
+    [
+        (click.Option(["--size"], default=1, show_default=True), "--size has no sentence"),
+        (click.Option(["--size"], help="Items of a call."), "--size does not say what happens without it"),
+        (click.Option(["--size"], show_default="all", help="Items of a call."), None),
+        (click.Option(["--size"], is_flag=True, help="Show sizes."), None),
+    ],
+)
+def test_what_help_lacks_is_found(option: click.Option, fault: str | None) -> None:
+    context = click.Context(click.Command("measure", params=[option]))
+    assert faults(option, context) == [fault] * (fault is not None)
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+@of_each_command
+def test_help_has_two_spellings(context: click.Context, flag: str) -> None:
+    program, *names = context.command_path.split()
+    done = CliRunner().invoke(PROGRAMS[program], [*names, flag], prog_name=program)
+    assert done.exit_code == 0
+    assert done.stdout.startswith(f"Usage: {context.command_path} ")
