@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -176,3 +177,15 @@ def test_only_the_tag_of_a_packages_version_releases_it(tag: str, tmp_path: Path
         assert done.returncode == 1
         assert "::error::The tag is mis-core-v0.3.0, but mis-core has the version 0.2.0." in done.stdout
         assert not output.exists()
+
+
+def test_a_tag_of_any_package_is_uploaded_without_a_password() -> None:
+    release = WORKFLOWS["release.yml"]
+    (pattern,) = release[True]["push"]["tags"]  # YAML 1.1 reads `on` as true
+    assert all(fnmatch(f"{each.name}-v0.3.0", pattern) for each in (ROOT / "packages").iterdir())
+    publish = release["jobs"]["publish"]
+    assert (publish["needs"], publish["environment"]["name"]) == ("build", "pypi")
+    assert publish["permissions"] == {"id-token": "write"}
+    assert "secrets." not in (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    assert publish["steps"][-1]["uses"].startswith("pypa/gh-action-pypi-publish@")
+    assert "with" not in publish["steps"][-1]

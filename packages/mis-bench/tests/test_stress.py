@@ -27,6 +27,12 @@ def test_the_loads_are_those_of_the_runbook(bench: Bench, fakes: Fakes) -> None:
     assert max(window.seconds for window in done.results.windows) < 2.1
 
 
+def test_a_load_lasts_half_a_minute_and_the_sustained_one_five(bench: Bench, fakes: Fakes) -> None:
+    fakes.prepare = lambda target: setattr(target, "seconds", lambda _: 1.0)
+    lasting = {case.name: case.load.seconds for case in bench("stress").results.plan.cases if case.load.seconds}
+    assert lasting == {"concurrent-4x8": 30, "concurrent-8x8": 30, "concurrent-16x4": 30, "sustained-16": 300}
+
+
 def test_200_items_may_run_out_of_memory_and_100_may_not(
     bench: Bench, fakes: Fakes, failing: Callable[..., Callable[[int, Workload], None]]
 ) -> None:

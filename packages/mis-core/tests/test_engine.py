@@ -1,6 +1,7 @@
 """The engine's Python face: results, errors, threads, asyncio, and compilation before readiness."""
 
 import asyncio
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -115,8 +116,10 @@ def test_memory_names_what_stays_on_the_devices(engine: Engine) -> None:
     assert cache.dtype == "float32"
 
 
-def test_nothing_compiles_after_warm_up(path: Path) -> None:
+def test_nothing_compiles_after_warm_up(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     with Engine.from_pretrained(path, **SMALL_ENGINE | {"skip_warmup": False}) as engine:
+        assert re.search(r"Compiling the steps of \d+ shapes\..*Compiled in [\d.]+ s: \{", caplog.text, re.DOTALL)
         rng = np.random.default_rng(0)
         with count_compilations() as compilations:
             for _ in range(30):
@@ -135,8 +138,10 @@ def test_a_context_shorter_than_a_step_warms_up(path: Path) -> None:
         assert engine.score(QUERY[:90], [[1] * 10], LABELS).scores.shape == (1, 2)
 
 
-def test_the_counter_of_compilations_counts(path: Path) -> None:
+def test_a_warm_up_that_is_left_out_is_compiled_later_and_counted(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     with Engine.from_pretrained(path, **SMALL_ENGINE) as engine, count_compilations() as found:
+        assert "Compiling the steps" not in caplog.text
         engine.score(QUERY, ITEMS, LABELS)
     assert engine.statistics()["compilations"] >= found.count > 0
 
