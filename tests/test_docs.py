@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 import mis_server.cli
-from documented_commands import commands
 from mis_core.config import EngineConfig
 from mis_core.tokenization import Tokenizer
 from mis_server.compatibility import ACCEPTED, WHY_WITHOUT_LIMIT
@@ -84,29 +83,6 @@ def table(page: str, heading: str) -> dict[str, str]:
     section = page.split(f"### {heading}\n")[1].split("\n## ")[0].split("\n### ")[0]
     cells = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `--")]
     return {flag: text for first, text in cells for flag in words(first)}
-
-
-REQUIREMENTS = [
-    row for row in rows("../requirements.md") if len(row) > 2 and row[-1] != "where" and set(row[-1]) != {"-"}
-]
-STANDS = ("done", "on CPUs", "on paper", "replaced", "in part", "open")
-
-
-def test_every_requirement_is_in_the_table_once() -> None:
-    numbers = [row[0] for row in REQUIREMENTS if len(row) == 4]
-    assert sorted(numbers, key=lambda number: int(number[1:])) == [f"Q{number}" for number in range(1, 49)]
-
-
-@pytest.mark.parametrize("row", REQUIREMENTS, ids=lambda row: row[0])
-def test_a_requirement_stands_somewhere_and_has_a_page_or_a_command(row: list[str]) -> None:
-    *_, stands, where = row
-    assert stands.startswith(STANDS)
-    links = re.findall(r"\]\(([^)#]+)(?:#([^)]+))?\)", where)
-    assert links or list(commands(where))  # commands are checked in test_doc_commands.py
-    for path, anchor in links:
-        page = (DOCS / "reference" / path).read_text()
-        headings = [heading.lower() for heading in re.findall(r"^#+ (.+)$", page, re.MULTILINE)]
-        assert not anchor or anchor in {re.sub(r"[^a-z0-9]+", "-", heading).strip("-") for heading in headings}
 
 
 def measured(page: str) -> str:
