@@ -102,6 +102,13 @@ def tests_full(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=["wheels"])
+def requirements(session: nox.Session) -> None:
+    """Run what the page of requirements names, and print row by row what passes; `-- Q33` runs one row: nightly."""
+    add(session, *group("browser"))
+    run_in(session, "wheels", "python", "tests/support/requirement_runs.py", *session.posargs, **KEPT)
+
+
+@nox.session(venv_backend="none", requires=["wheels"])
 @nox.parametrize("client", ["openai>=2,<3", "openai>=1,<2", "cohere>=7.3"], ids=["2", "1", "cohere"])
 def clients(session: nox.Session, client: str) -> None:
     """Ask with cohere and older generations of the openai client; `tests_cpu` does with the newest openai."""
