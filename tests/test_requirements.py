@@ -88,6 +88,18 @@ def test_a_row_has_passed_if_all_cases_of_its_tests_have() -> None:
     assert table.ends_of("a.py::test_b") == ["passed", "skipped"]
     assert table.ends_of("a.py::test_d") == table.ends_of("a.py::test_bb") == ["failed"]
     assert len(table.ends_of("a.py")) == 4
+    skipped = pytest.CollectReport("needs.py", "skipped", None, [])
+    table.pytest_collectreport(skipped)
+    said = [
+        table.said_of(Row("Q1", "", "done", "", names))
+        for names in (
+            ("a.py::test_b",),
+            ("a.py::test_b", "a.py::test_bb"),
+            ("a.py::test_b", "needs.py"),
+            ("a.py::test_e",),
+        )
+    ]
+    assert said == ["passed", "failed", "not run", "not run"]
 
 
 def test_a_row_that_is_not_there_is_named() -> None:

@@ -31,21 +31,27 @@ class Table:
             self._ends.setdefault(report.nodeid, "passed")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Note that a file cannot be read."""
-        if report.failed:
-            self._ends[report.nodeid] = "failed"
+        """Note that a file cannot be read, or is skipped as a whole."""
+        if report.outcome != "passed":
+            self._ends[report.nodeid] = report.outcome
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the table."""
         terminalreporter.section("requirements")
         width = max(len(_short(row.name)) for row in self._rows)
         for row in self._rows:
+            said = self.said_of(row)
             ends = Counter(end for name in row.tests for end in self.ends_of(name))
-            said = "failed" if ends["failed"] else "passed" if ends["passed"] else "not run"
             counts = ", ".join(f"{count} {end}" for end, count in sorted(ends.items()))
-            terminalreporter.write_line(
-                f"{_short(row.name):{width}}  {said:7}  {counts or 'no test'}", red=bool(ends["failed"])
-            )
+            line = f"{_short(row.name):{width}}  {said:7}  {counts or 'no test'}"
+            terminalreporter.write_line(line, red=said != "passed")
+
+    def said_of(self, row: Row) -> str:
+        """Return what the table says of a row: it has passed only if something of each of its names has."""
+        ends = [set(self.ends_of(name)) for name in row.tests]
+        if any("failed" in each for each in ends):
+            return "failed"
+        return "passed" if all("passed" in each for each in ends) else "not run"
 
     def ends_of(self, name: str) -> list[str]:
         """Return how the cases ended that a name of a file or of a test selects."""
