@@ -55,6 +55,7 @@ def test_a_write_that_fails_leaves_nothing_behind(cache: Path, monkeypatch: pyte
 def test_divided_shapes_are_valid_and_no_larger(shape: str, divisor: int) -> None:
     sizes = divided(SHAPES[shape], divisor)
     CheckpointShape.of(**sizes)
+    assert len(sizes.get("layer_types", ())) in (0, sizes["num_hidden_layers"])
     assert all(0 < sizes[name] <= SHAPES[shape][name] for name in sizes if name.startswith(("num_", "hidden", "inter")))
 
 

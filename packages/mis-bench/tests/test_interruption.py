@@ -1,7 +1,12 @@
 """What a command leaves and says that a signal or a full disk ends."""
 
+import asyncio
 import itertools
+import resource
 import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,7 +14,9 @@ import pytest
 
 from bench_fakes import Done, Fakes, FakeTarget
 from mis_bench.manifest import VIEW
-from mis_bench.results.records import RECORDS
+from mis_bench.results.records import RECORDS, append
+from mis_bench.targets.blocking import BlockingOpener, BlockingTarget
+from mis_bench.targets.target import About, Layout, Reply
 from mis_bench.workload import Workload
 
 Bench = Callable[..., Done]
@@ -104,3 +111,69 @@ def test_progress_shows_every_window_and_how_much_of_one_is_over(
     told.clear()
     bench("run", "--trace", "mixed:100:20")
     assert [over for _, over, _ in told if over][:-1] == pytest.approx([number / 20 for number in range(1, 21)])
+
+
+def test_a_disk_that_fills_up_within_a_line_leaves_whole_lines(bench: Bench, fakes: Fakes) -> None:
+    done = bench("run", "--profile", "smoke", "--runs", "1")
+    path, results = done.folder / RECORDS, done.results
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 100, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            append(done.folder, results.calls)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == str(path)
+    assert path.read_bytes() == before
+
+
+PROGRAM = """
+import os, signal, threading, time
+import click
+from mis_bench import cli
+
+@cli.main.command()
+@click.argument("name")
+def compute(name):
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    click.echo("It computes.")
+    os.kill(os.getpid(), getattr(signal, name))
+    time.sleep(600)
+
+cli.run()
+"""
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_program_does_not_wait_for_its_threads(name: str, status: int) -> None:
+    command = [sys.executable, "-c", PROGRAM, "compute", name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "It computes.\n", "\nInterrupted.\n")
+
+
+def test_a_target_that_opens_when_it_is_too_late_is_closed() -> None:
+    may_open, closed = threading.Event(), threading.Event()
+
+    class Slow(BlockingTarget):
+        about = About("slow", "fake", "none")
+
+        def __init__(self) -> None:
+            may_open.wait(60)
+
+        def score(self, workload: Workload, layout: Layout) -> Reply:
+            raise NotImplementedError
+
+        def close(self) -> None:
+            closed.set()
+
+    async def cancelled() -> None:
+        opening = asyncio.ensure_future(BlockingOpener(Slow).open())
+        await asyncio.sleep(0.01)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+
+    asyncio.run(cancelled())  # which does not wait for the thread
+    assert not closed.is_set()
+    may_open.set()
+    assert closed.wait(60)

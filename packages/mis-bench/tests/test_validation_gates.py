@@ -432,7 +432,7 @@ def test_gates_are_kept_from_before_an_interruption(invoke, model: str, tmp_path
     (kept,) = found.models
     assert [gate.status for gate in kept.gates] == ["passed"] * (len(KINDS) + 1)
     assert (kept.passed, found.passed) == (False, False)
-    assert kept.verdict == f"{model}: interrupted after {len(KINDS) + 1} gates"
+    assert kept.verdict == f"{model}: ended after {len(KINDS) + 1} gates"
     checked = CliRunner().invoke(main, ["validate-artifacts", str(tmp_path)])
     assert checked.exit_code == 1
     assert "interrupted" in checked.output

@@ -142,15 +142,15 @@ struct Rows {
     logits.ensure(2 * kStrip * 32), weights.ensure(kStrip * kTileKeys), spill.ensure(256);
   }
 
-  // Raises the reference of a row to its best logit and scales what was summed so far, and the weights of the `keys`
-  // of this tile that await their values.
-  void raise(int row, int dim, float best, uint16_t* weight, int keys) {
+  // Raises the reference of a row to its best logit and scales what was summed so far, and the weights of this tile's
+  // keys from `first` to `last` that await their values.
+  void raise(int row, int dim, float best, uint16_t* weight, int first, int last) {
     const __m512 fade = exp2_of(_mm512_set1_ps(std::max(reference.data()[row] - best, -1000.0f)));
     float* to = sum.data() + static_cast<size_t>(row) * dim;
     for (int d = 0; d < dim; d += 16) _mm512_store_ps(to + d, _mm512_mul_ps(fade, _mm512_load_ps(to + d)));
     to = total.data() + row * 16;
     _mm512_store_ps(to, _mm512_mul_ps(fade, _mm512_load_ps(to)));
-    for (int n = 0; n < keys; n += 16) {
+    for (int n = first; n < last; n += 16) {
       __m256i* at = reinterpret_cast<__m256i*>(weight + n);
       const __m512 before = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_load_si256(at)), 16));
       const __m256bh faded = _mm512_cvtneps_pbh(_mm512_mul_ps(fade, before));
@@ -163,10 +163,12 @@ struct Rows {
   float total_of(int row) const { return _mm512_reduce_add_ps(_mm512_load_ps(total.data() + row * 16)); }
 };
 
-// Weights of keys `begin` to `begin + 32` of a tile for the `live` rows from `first` on. `seen(row)` has a bit for each
-// key that a row sees, the others get weight zero; `all` says that every row sees every key.
+// Weights of keys `begin` to `begin + 32` of a tile, whose first `skipped` keys no row sees, for the `live` rows from
+// `first` on. `seen(row)` has a bit for each key that a row sees, the others get weight zero; `all` says that every row
+// sees every key.
 template <typename Seen>
-void weigh(Rows& rows, const float* logits, int begin, int first, int live, int dim, float scale, bool all, Seen seen) {
+void weigh(Rows& rows, const float* logits, int skipped, int begin, int first, int live, int dim, float scale, bool all,
+           Seen seen) {
   const __m512 lowest = _mm512_set1_ps(kLowest), scales = _mm512_set1_ps(scale), limit = _mm512_set1_ps(kHeadroom);
   const __m512i one = _mm512_set1_epi16(0x3f80);
   const __m512bh ones = reinterpret_cast<const __m512bh&>(one);
@@ -188,7 +190,7 @@ void weigh(Rows& rows, const float* logits, int begin, int first, int live, int 
     relate(reference);
     if (_mm512_cmp_ps_mask(_mm512_max_ps(a, b), limit, _CMP_GT_OQ)) [[unlikely]] {
       relate(0.0f);
-      rows.raise(first + row, dim, _mm512_reduce_max_ps(_mm512_max_ps(a, b)), weight, begin);
+      rows.raise(first + row, dim, _mm512_reduce_max_ps(_mm512_max_ps(a, b)), weight, skipped, begin);
       relate(reference);
     }
     const __m512bh rounded = _mm512_cvtne2ps_pbh(exp2_of(b), exp2_of(a));
@@ -272,7 +274,8 @@ inline void multiply_values(const uint16_t* weights, const uint16_t* v, int live
 // Takes a packed tile into rows `first` to `first + count` of a block. The tile's keys are `start` and following ones,
 // of which a row sees those from `from[row]` to before `until[row]`. `scale` includes log2(e).
 //
-// Of 32 keys that no row of a strip sees, nothing is computed: they would add zeros.
+// Of groups of 32 keys before the first and behind the last that a row of a strip sees, nothing is computed: they
+// would add zeros.
 //
 // The weights of 32 keys are computed while the logits of the next 32 are multiplied: a product takes few
 // instructions and much time, so that both units of the core work at once.
@@ -302,7 +305,7 @@ inline void attend_tile(Rows& rows, const PackedKeys& keys, int first, int count
     multiply(skipped);
     for (int n = skipped; n < most; n += 32) {
       if (n + 32 < most) multiply(n + 32);
-      weigh(rows, logits(n), n, first + begin, live, dim, scale, least >= n + 32 && unseen <= n,
+      weigh(rows, logits(n), skipped, n, first + begin, live, dim, scale, least >= n + 32 && unseen <= n,
             [&](int row) { return before(until[begin + row], n) & ~before(from[begin + row], n); });
     }
     const uint16_t* weights = rows.weights.data() + skipped;

@@ -5,7 +5,7 @@ import sys
 if __name__ == "__main__" and not sys.flags.safe_path:
     del sys.path[0]  # the working directory, whose files would be imported in place of installed modules
 
-from mis_bench.cli import main
+from mis_bench.cli import run
 
 if __name__ == "__main__":
-    main()
+    run()

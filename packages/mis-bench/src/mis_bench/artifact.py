@@ -74,8 +74,12 @@ class Artifact(Part):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(path.name + ".partial")
         with naming(path):
-            partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
+            try:
+                partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+                partial.replace(path)
+            except BaseException:
+                partial.unlink(missing_ok=True)
+                raise
 
 
 def kinds() -> dict[str, type[Artifact]]:

@@ -1,5 +1,8 @@
 """`mis-bench`: the command line."""
 
+import os
+import sys
+import threading
 from pathlib import Path
 
 import click
@@ -11,7 +14,7 @@ from mis_bench.checkpoints import CheckpointError, resolve_checkpoint
 from mis_bench.estimate.command import estimate
 from mis_bench.evaluate.command import evaluate
 from mis_bench.evidence.command import validate_artifacts
-from mis_bench.interruption import Interruption, sentences
+from mis_bench.interruption import INTERRUPTED, Interruption, sentences, told
 from mis_bench.perf.command import perf
 from mis_bench.presets.compare import compare, matrix
 from mis_bench.presets.decisions import decisions
@@ -86,8 +89,19 @@ class _Group(click.Group):
         except (WorkloadNameError, ArtifactError) as error:
             raise click.BadParameter(sentences(str(error), error)) from None
         except OSError as error:
-            what = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
-            raise click.ClickException(sentences(f"{what}.", error)) from None
+            raise click.ClickException(sentences(told(error), error)) from None
+
+
+def run() -> None:
+    """Run the program. One that was interrupted ends at once, whatever its threads still compute."""
+    try:
+        main()
+    except SystemExit as end:
+        if end.code in INTERRUPTED and any(not each.daemon for each in threading.enumerate()[1:]):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(end.code)
+        raise
 
 
 @click.group(

@@ -6,6 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+INTERRUPTED = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM))
+"""What a command that a signal ended exits with, as shells have it."""
+
 
 class Interruption:
     """Which signal ends a command.
@@ -19,7 +22,7 @@ class Interruption:
 
     @property
     def status(self) -> int:
-        """What a command that a signal ended exits with, as shells have it: 128 and the signal's number."""
+        """One of `INTERRUPTED`: 128 and the signal's number."""
         return 128 + self.signal
 
     @contextmanager
@@ -48,6 +51,12 @@ def keeping(folder: Path) -> Iterator[None]:
         if folder.exists():
             error.add_note(f"What was measured until then is in {folder}.")
         raise
+
+
+def told(error: OSError) -> str:
+    """Return a sentence about a file that cannot be read or written, or a connection; some errors name nothing."""
+    what = error.strerror or str(error) or type(error).__name__
+    return f"{what}." if error.filename is None else f"{error.filename}: {what}."
 
 
 def sentences(first: str, error: BaseException) -> str:

@@ -142,13 +142,17 @@ def identity(began: datetime.datetime, what: str) -> str:
 
 
 class TimeLeft(ProgressColumn):
-    """The time left if the rest goes on as it went until now. Rich's own forgets what is older than 30 s."""
+    """The time left if the rest goes on as it went since the first part began: what loads before that says nothing.
+
+    Rich's own column forgets what is older than 30 s.
+    """
 
     def render(self, task: Task) -> Text:
-        """Return the time, or dashes before there is a first part to judge by."""
+        """Return the time, or dashes before there is a part to judge by."""
         left = None
-        if task.elapsed is not None and task.completed and task.total is not None:
-            left = datetime.timedelta(seconds=int(task.elapsed * (task.total / task.completed - 1)))
+        if task.completed and task.total is not None:
+            taken = time.monotonic() - task.fields["began"]
+            left = datetime.timedelta(seconds=int(taken * (task.total / task.completed - 1)))
         return Text("-:--:--" if left is None else str(left), style="progress.remaining")
 
 
@@ -156,23 +160,22 @@ class TimeLeft(ProgressColumn):
 def progress(title: str, total: int | None = None) -> Iterator[Callable[[str, float, int], None]]:
     """Show a progress bar on standard error, with the time left; yields what moves it, see `execution.Progress`.
 
-    A log gets a line for what begins, but for what begins within `_LINE_S` of another.
+    A log gets a line for what goes on, at most one in `_LINE_S`.
     """
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
-    told, printed_s = title, -_LINE_S
+    printed, printed_s = title, -_LINE_S
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 
     with Progress(*columns, TextColumn("left"), TimeLeft(), console=console) as bars:
-        bar = bars.add_task(title, total=total)
+        bar = bars.add_task(title, total=total, began=time.monotonic())
 
         def show(what: str, over: float, total: int) -> None:
-            nonlocal told, printed_s
-            bars.update(bar, description=what, completed=over, total=total)
+            nonlocal printed, printed_s
             now = time.monotonic()
-            if not console.is_terminal and what != told and now - printed_s >= _LINE_S:
+            bars.update(bar, description=what, completed=over, total=total, **({} if over else {"began": now}))
+            if not console.is_terminal and what != printed and now - printed_s >= _LINE_S:
                 click.echo(f"{what} ({over:.0f}/{total})", err=True)
-                printed_s = now
-            told = what
+                printed, printed_s = what, now
 
         yield show
 

@@ -77,6 +77,7 @@ def test_biases_are_those_that_the_family_has_settings_for(tmp_path: Path) -> No
 
 
 SMOLLM3: dict[str, object] = {"architectures": ["SmolLM3ForCausalLM"], "num_hidden_layers": 6}
+MINISTRAL: dict[str, object] = {"architectures": ["MinistralForCausalLM"]}
 MISTRAL: dict[str, object] = {"architectures": ["MistralForCausalLM"], "sliding_window": None}
 
 
@@ -143,6 +144,7 @@ def test_the_sentence_about_another_architecture_lists_every_one_that_works(tmp_
             "layer_types is not what this",
         ),
         ({"layer_types": ["full_attention"]}, "layer_types names 1 layers, but num_hidden_layers is 2"),
+        (MINISTRAL | {"layer_types": ["sliding_attention"] * 2, "sliding_window": None}, "but sliding_window gives no"),
         (SMOLLM3 | {"layer_types": ["sliding_attention"] * 6, "sliding_window": 64}, "layer 0 slides, but"),
         (SMOLLM3 | {"no_rope_layers": [1, 0, 1]}, "no_rope_layers must list 0 or 1 for each of 6 layers"),
         (SMOLLM3 | {"no_rope_layers": [2] * 6}, "no_rope_layers must list 0 or 1"),
@@ -166,7 +168,7 @@ def test_the_sentence_about_another_architecture_lists_every_one_that_works(tmp_
         ({"quantization_config": {"bits": 4}}, "quantization_config: .* take the model's original weights"),
         (
             {"layer_types": ["full_attention", "sliding_attention"]},
-            "layer_types: layer 1 slides, but sliding_window",
+            "layer 1 slides, but use_sliding_window is not",
         ),
         ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types must be a list of full_attention and"),
         ({"layer_types": 2}, "layer_types must be a list"),

@@ -45,7 +45,7 @@ class Segments:
         page_table: Pages of each context in order, `[contexts, pages_per_context]`.
         page_writes: Page that each run of `page_size` new tokens is written to, `[tokens / page_size]`; or that each
             token is written to, at its own position's slot, `[tokens]`. A number past the last page means nowhere.
-        window: Positions that a token sees, its own the last, a scalar; None: all. `NO_WINDOW` is as good as none.
+        window: Positions that a token sees, its own the last, a scalar; None: all. `NO_WINDOW` hides nothing.
     """
 
     context_id: IntArray
@@ -62,7 +62,7 @@ class Segments:
 
     @property
     def context_first(self) -> IntArray:
-        """First token of its context that each token sees, `[tokens]`; none if that is not below `context_len`."""
+        """First token of its context that each token sees, `[tokens]`; at or behind `context_len` it sees none."""
         if self.window is None:
             return self._numbers.zeros_like(self.context_len)
         token = self._numbers.arange(self.num_tokens, dtype=np.int32)

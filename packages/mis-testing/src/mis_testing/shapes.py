@@ -1,6 +1,7 @@
 """Sizes of a checkpoint: tiny ones by family for tests, published ones (`SHAPES`) for benchmarks.
 
-Published sizes are data from the models' own `config.json`; the weights are random either way.
+Published sizes are data from the models' own `config.json`, Ministral's from its card; the weights are random either
+way.
 """
 
 import dataclasses
@@ -111,6 +112,8 @@ class CheckpointShape:
             raise ValueError("hidden_size must be a multiple of num_attention_heads where head_dim is not given.")
         if self.width_of_head % 2:
             raise ValueError(f"head_dim must be even for rotary embedding, not {self.width_of_head}.")
+        if self.layer_types is not None and len(self.layer_types) != self.num_hidden_layers:
+            raise ValueError(f"layer_types must name {self.num_hidden_layers} layers, not {len(self.layer_types)}.")
         if self.shards < 1:
             raise ValueError(f"shards must be at least 1, not {self.shards}.")
 
@@ -215,15 +218,20 @@ def divided(sizes: dict[str, Any], divisor: int) -> dict[str, Any]:
     if divisor == 1:
         return sizes
     heads, kv_heads = sizes["num_attention_heads"], sizes["num_key_value_heads"]
-    fewer = max(1, kv_heads // divisor)
-    return sizes | {
-        "num_hidden_layers": max(1, sizes["num_hidden_layers"] // divisor),
-        "num_attention_heads": fewer * (heads // kv_heads),
-        "num_key_value_heads": fewer,
-        "hidden_size": _rounded(sizes["hidden_size"], divisor),
-        "intermediate_size": _rounded(sizes["intermediate_size"], divisor),
-        "shards": 1,
-    }
+    fewer, layers = max(1, kv_heads // divisor), max(1, sizes["num_hidden_layers"] // divisor)
+    kinds = {"layer_types": sizes["layer_types"][:layers]} if "layer_types" in sizes else {}
+    return (
+        sizes
+        | kinds
+        | {
+            "num_hidden_layers": layers,
+            "num_attention_heads": fewer * (heads // kv_heads),
+            "num_key_value_heads": fewer,
+            "hidden_size": _rounded(sizes["hidden_size"], divisor),
+            "intermediate_size": _rounded(sizes["intermediate_size"], divisor),
+            "shards": 1,
+        }
+    )
 
 
 def _rounded(width: int, divisor: int) -> int:

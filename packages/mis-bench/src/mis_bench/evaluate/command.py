@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mis_bench.evaluate.gates import FigureGate, GateError
+from mis_bench.interruption import told
 from mis_bench.options import ABOVE_0, progress
 from mis_bench.targets.target import TargetUnavailable
 from mis_core.errors import ConfigError
@@ -129,7 +130,7 @@ def _one_line_errors() -> Iterator[None]:
     except ConfigError as error:
         raise EvaluationError(error.message) from None
     except OSError as error:
-        raise EvaluationError(f"{error.filename}: {error.strerror}.") from None
+        raise EvaluationError(told(error)) from None
 
 
 def _check_packages() -> None:

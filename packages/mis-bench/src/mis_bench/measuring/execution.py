@@ -96,6 +96,7 @@ class _Execution:
     allow_missing: bool
     on_progress: Progress
     over: int = 0  # windows
+    total: int = 0  # windows that will be over in the end, as far as is known
     targets: dict[str, Target] = field(init=False)
     demands: dict[str, Demand] = field(init=False)
     gatekeeper: Gatekeeper = field(init=False)
@@ -103,6 +104,7 @@ class _Execution:
 
     async def run(self) -> None:
         groups = sorted({target.group for target in self.plan.targets})
+        self.total = self.plan.repeat * self.plan.rounds * len(self.plan.cases)
         for repetition in range(self.plan.repeat):
             if not any([await self._group(group, repetition) for group in groups]):
                 raise TargetUnavailable("None of the targets can run.")
@@ -120,6 +122,7 @@ class _Execution:
                     stack.push_async_callback(target.close)
                     self.targets[name] = target
             mine = [case for case in cases if case.target in self.targets]
+            self.total -= self.plan.rounds * (len(cases) - len(mine))
             self.demands = {case.name: Demand.of(case) for case in mine}
             self.gatekeeper = Gatekeeper(self.plan, self.plan.reference_among(self.targets))
             await self._measure_all(repetition)
@@ -144,7 +147,7 @@ class _Execution:
             gates = await self.gatekeeper.check(self.demands[case.name], self.targets[case.target])
             self._append(gates)
             if gates[0].error is not None:
-                del self.demands[case.name]
+                self._leave_out(case.name, self.plan.rounds)
         for name in list(self.demands):
             await self._warm_up(name)
         first = repetition * self.plan.rounds + 1
@@ -152,6 +155,7 @@ class _Execution:
             await self._round("timed", turn, self.demands)
         if self.plan.confirm_rounds and repetition == self.plan.repeat - 1:
             chosen = to_confirm(self.plan, Measured.read(self.folder).summary.rows)
+            self.total += self.plan.confirm_rounds * len(chosen)
             for turn in range(first + self.plan.rounds, first + self.plan.rounds + self.plan.confirm_rounds):
                 await self._round("confirm", turn, chosen)
 
@@ -170,7 +174,9 @@ class _Execution:
         try:
             for name in order:
                 if self._has_rate(name):
-                    found.append(await self._turn(name, phase, turn))  # noqa: PERF401 - see below
+                    found.append(await self._turn(name, phase, turn))
+                else:
+                    self.total -= 1
         finally:  # what ends a round early leaves the windows that are over
             calls = self.gatekeeper.judge([call for _, calls in found for call in calls])
             self._append([*calls, *(window for window, _ in found)])
@@ -206,8 +212,14 @@ class _Execution:
         if phase == "timed" and answered and window.seconds:
             self.reached.setdefault(name, []).append(answered / window.seconds)
         if not demand.case.must_survive and not answered:
-            del self.demands[name]
+            left = {"warmup": self.plan.rounds, "timed": -turn % self.plan.rounds, "confirm": 0}
+            self._leave_out(name, left[phase])
         return window, calls
+
+    def _leave_out(self, name: str, windows: int) -> None:
+        """Have a case take no further turns; so many windows of it were still to come."""
+        del self.demands[name]
+        self.total -= windows
 
     def _has_rate(self, name: str) -> bool:
         """Whether it is known at which rate requests are to arrive: not before the callers reached one."""
@@ -215,8 +227,8 @@ class _Execution:
         return case.load.rate_share is None or self.plan.reaching(case).name in self.reached
 
     def _tell(self, what: str, share: float = 0.0) -> None:
-        over, planned = self.over + share, self.plan.repeat * self.plan.rounds * len(self.plan.cases)
-        self.on_progress(what, over, max(math.ceil(over), planned))
+        over = self.over + share
+        self.on_progress(what, over, max(math.ceil(over), self.total))
 
     def _append(self, records: Sequence[Record]) -> None:
         append(self.folder, records)

@@ -25,7 +25,7 @@ MODEL_MATRIX = tuple(
         "llama-3.2-1b", "llama-3.2-3b", "smollm2-135m", "smollm3-3b", "mistral-7b",
     )
 )  # fmt: skip
-"""Published shapes with random weights, small enough for a CPU; every family is among them."""
+"""Published shapes with random weights, small enough for a CPU; no layer slides within what they are asked."""
 
 
 @click.command()

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from mis_bench.artifact import ArtifactError, read_artifact
-from mis_bench.interruption import keeping
 from mis_bench.options import ABOVE_0, caption, checkpoint, identity, new_folder, progress, target_options, vocabulary
 from mis_bench.profile.records import PROFILE, Profile, Scenario
 from mis_bench.profile.scenarios import plan_of
@@ -87,7 +86,7 @@ def profile(
             await target.close()
 
     asked = itertools.count(1)
-    with keeping(folder), progress(scenario, plan.requests) as show:
+    with progress(scenario, plan.requests) as show:
         result = asyncio.run(profiled_of(lambda: show(scenario, next(asked), plan.requests)))
         result.keep(folder)
     click.echo(caption(result.target, result.environment.hardware))

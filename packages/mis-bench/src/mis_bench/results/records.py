@@ -7,6 +7,7 @@ latencies, intervals and verdicts are in `summary.py`, which computes them anew 
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -335,10 +336,18 @@ def append(folder: Path, records: Iterable[Record]) -> None:
     Raises:
         OSError: they cannot be written.
     """
-    with naming(folder / RECORDS), (folder / RECORDS).open("a", encoding="utf-8") as file:
-        for record in records:
-            fields = {"kind": record.kind} | record.model_dump(mode="json", exclude_defaults=True)
-            file.write(json.dumps(fields, separators=(",", ":")) + "\n")
+    fields = ({"kind": record.kind} | record.model_dump(mode="json", exclude_defaults=True) for record in records)
+    lines = "".join(json.dumps(each, separators=(",", ":")) + "\n" for each in fields).encode()
+    with naming(folder / RECORDS), (folder / RECORDS).open("ab", buffering=0) as file:
+        before = file.tell()
+        try:
+            written = file.write(lines)
+            while written < len(lines):  # a disk that fills up takes a part first
+                written += file.write(lines[written:])
+        except BaseException:
+            with suppress(OSError):  # all lines or none, so that what was kept can be read
+                file.truncate(before)
+            raise
 
 
 def read_plan(folder: Path) -> Plan:

@@ -7,7 +7,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -140,7 +140,14 @@ class BlockingOpener:
 
     async def open(self, tasks: Collection[Task] = ("score",)) -> Target:
         """Load it, whatever it will be asked; in a thread, since that takes long."""
-        return Blocking(await asyncio.to_thread(self.make))
+        threads = ThreadPoolExecutor(1, thread_name_prefix="mis-bench-open")
+        making = threads.submit(self.make)
+        threads.shutdown(wait=False)
+        try:
+            return Blocking(await asyncio.wrap_future(making))
+        except asyncio.CancelledError:
+            making.add_done_callback(_close)  # nobody waits for it
+            raise
 
 
 class LocalModel(BlockingTarget):
@@ -188,6 +195,11 @@ class LocalModel(BlockingTarget):
         if largest >= self._vocab_size:
             raise CallFailed("rejected", f"The token id {largest} exceeds the vocabulary of {self._vocab_size}.")
         return workload.query.tolist(), [item.tolist() for item in items]
+
+
+def _close(made: Future[BlockingTarget]) -> None:
+    if not made.cancelled() and made.exception() is None:
+        made.result().close()
 
 
 def resident_bytes() -> int:

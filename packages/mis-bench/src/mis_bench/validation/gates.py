@@ -125,7 +125,7 @@ class ModelValidation(Part):
         if not self.gates:
             return f"{self.model}: no gate was measured"
         if not self.is_whole:
-            return f"{self.model}: interrupted after {len(self.gates)} gates"
+            return f"{self.model}: ended after {len(self.gates)} gates"
         return f"{self.model}: " + (f"did not pass {', '.join(failed)}" if failed else "passed every gate")
 
     @property

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mis_core.models.config import ModelConfig
+from mis_core.models.layers import windows_of
 from mis_core.models.parallel import spread_heads
 from mis_core.models.published import PUBLISHED
 from mis_kernels.aot.price import kernel_schedules, product_schedules
@@ -96,7 +97,8 @@ def price_requests(
     spread = spread_heads(PUBLISHED[model], tp)
     heads = spread.attention.on_device(tp)
     rows = TpuBackend.normalised_rows
-    schedules = kernel_schedules(target, heads, rows=rows, embed=spread.embed, vocab=spread.head_rows)
+    window = min((window for window in windows_of(spread.layers) if window), default=None)
+    schedules = kernel_schedules(target, heads, rows=rows, embed=spread.embed, vocab=spread.head_rows, window=window)
     sizes = product_sizes(spread, tp, TARGETS[target].chip) if quantization == "int8" else {}
     products = product_schedules(target, list(sizes.values())) if sizes else []
     job = {

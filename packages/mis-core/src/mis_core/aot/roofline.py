@@ -28,7 +28,8 @@ def least_flops(config: ModelConfig, request: Mapping[str, Any], *, normalised: 
     """Return the floating-point operations of one request, the query computed once and nothing twice.
 
     Every token passes every layer, except that queries, output projection and MLP of the last layer are for scored
-    tokens only. An attended pair is two products of `head_dim` per head.
+    tokens only. An attended pair is two products of `head_dim` per head. Keys and values of a last layer that slides
+    are counted for all tokens, though windows of scored tokens may not reach all.
 
     Args:
         config: The model's shape.

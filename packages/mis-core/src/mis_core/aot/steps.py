@@ -182,11 +182,11 @@ def _read(compiled: jax.stages.Compiled) -> StepProgram:
 
 def _tiles_of_layers(tiles: TpuTiles, config: ModelConfig) -> Iterator[tuple[TpuTiles, int]]:
     """Yield the tiles of each window, stacked by device, and how many layers visit them."""
-    layers = Counter(layer.window for layer in config.layers)
-    for number, window in enumerate(windows_of(config.layers)):
-        yield jax.tree.map(lambda x, number=number: x[:, number], tiles), layers.pop(window)
-    for count in layers.values():
-        yield tiles, count  # of a model in which no layer slides
+    windows, layers = windows_of(config.layers), Counter(layer.window for layer in config.layers)
+    if not windows:
+        yield tiles, len(config.layers)
+    for number, window in enumerate(windows):
+        yield jax.tree.map(lambda x, number=number: x[:, number], tiles), layers[window]
 
 
 def _written_tokens(arrays: StepArrays) -> int:

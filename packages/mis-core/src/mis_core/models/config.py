@@ -65,16 +65,16 @@ _WINDOWS = ("sliding_window", "use_sliding_window")
 _QWEN = ("max_window_layers", *_WINDOWS)
 _NOPE = ("no_rope_layers", "no_rope_layer_interval")
 
-_QWEN_SLIDES = SlidingLayers(from_max_window_layers, has_switch=True, reads_types=True)
+_QWEN_SLIDES = SlidingLayers(from_max_window_layers, needs_switch=True, obeys_types=True)
 _DECODERS = (
     Family("Qwen3", ("attention_bias", *_QWEN), qk_norm=True, head_dim=128, sliding=_QWEN_SLIDES),
     Family("Qwen2", _QWEN, qkv_bias=True, sliding=_QWEN_SLIDES),
     Family("Llama", _BIASES, max_positions=2048),
     Family("Mistral", ("sliding_window",), max_positions=131072, sliding=SlidingLayers(all_layers)),
-    Family("Ministral", ("sliding_window",), max_positions=131072, sliding=SlidingLayers(all_layers, reads_types=True)),
+    Family("Ministral", ("sliding_window",), max_positions=131072, sliding=SlidingLayers(all_layers, obeys_types=True)),
     Family(
         "SmolLM3", (*_BIASES, *_WINDOWS, *_NOPE), theta=2e6, tied=True, nope_interval=4,
-        sliding=SlidingLayers(without_rope, None, has_switch=True, reads_types=True),
+        sliding=SlidingLayers(without_rope, None, needs_switch=True, obeys_types=True),
     ),
 )  # fmt: skip
 FAMILIES = {f"{family.name}ForCausalLM": family for family in _DECODERS} | {

@@ -1,6 +1,6 @@
 """Shapes of published models, for compiling and estimating where there is no checkpoint.
 
-The numbers are those of the models' own `config.json`, and are read as that is.
+The numbers are those of the models' own `config.json`, Ministral's those of its card; they are read as such a file is.
 """
 
 from typing import Any

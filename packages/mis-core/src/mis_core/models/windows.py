@@ -37,15 +37,15 @@ class SlidingLayers:
 
     Attributes:
         slides: Which do where `layer_types` is silent.
-        window: Their window where `sliding_window` is silent, in tokens; None: then none does.
-        has_switch: Whether none does without `use_sliding_window`.
-        reads_types: Whether `layer_types` decides where it is given.
+        window: Their window where `sliding_window` is silent, in tokens; None: no layer slides there.
+        needs_switch: Whether `use_sliding_window` must be true for any layer to slide.
+        obeys_types: Whether `layer_types` decides where it is given.
     """
 
     slides: Slides
     window: int | None = 4096
-    has_switch: bool = False
-    reads_types: bool = False
+    needs_switch: bool = False
+    obeys_types: bool = False
 
 
 def sliding_windows(raw: Mapping[str, Any], has_rope: Sequence[bool], family: SlidingLayers | None) -> list[int | None]:
@@ -65,11 +65,13 @@ def sliding_windows(raw: Mapping[str, Any], has_rope: Sequence[bool], family: Sl
         for layer, rotates in enumerate(has_rope)
     ]
     listed = _listed(raw.get("layer_types"), len(has_rope))
-    if listed is not None and listed != by_family and not (family is not None and family.reads_types):
+    if listed is not None and listed != by_family and not (family is not None and family.obeys_types):
         raise ModelError("layer_types is not what this family computes, which does not read it; leave it out.")
     chosen = by_family if listed is None else listed
     if window is None and any(chosen):
-        raise ModelError(f"layer_types: layer {chosen.index(True)} slides, but sliding_window gives no window.")
+        is_off = family is not None and family.needs_switch and not raw.get("use_sliding_window")
+        why = "use_sliding_window is not true" if is_off else "sliding_window gives no window"
+        raise ModelError(f"layer_types: layer {chosen.index(True)} slides, but {why}.")
     return [window if layer_slides else None for layer_slides in chosen]
 
 
@@ -77,7 +79,7 @@ def _window(raw: Mapping[str, Any], family: SlidingLayers) -> int | None:
     window = raw.get("sliding_window", family.window)
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
         raise ModelError(f"sliding_window must be a positive integer or null, not {json.dumps(window)[:40]}.")
-    is_used = raw.get("use_sliding_window", False) if family.has_switch else True
+    is_used = raw.get("use_sliding_window", False) if family.needs_switch else True
     if not isinstance(is_used, bool):
         raise ModelError(f"use_sliding_window must be true or false, not {json.dumps(is_used)[:40]}.")
     return window if is_used else None

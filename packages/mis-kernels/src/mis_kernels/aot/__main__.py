@@ -67,7 +67,7 @@ def jobs(name: str, quick: bool) -> list[Callable[[], list[Row]]]:
     attention = [AttentionSize(heads) for heads in shapes] + (QUICK_SLIDING if quick else SLIDING)
     return [
         partial(run_job, name, kernel_program, attention),
-        partial(run_job, name, mixed_kernel_program, [AttentionSize(heads) for heads in shapes]),
+        partial(run_job, name, mixed_kernel_program, attention[: len(shapes)] if quick else attention),
         partial(run_job, name, glue_program, shapes),
         partial(run_job, name, head_program, QUICK_SIZES if quick else SIZES),
         partial(run_job, name, product_program, products),

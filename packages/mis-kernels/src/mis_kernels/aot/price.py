@@ -55,12 +55,15 @@ class KernelSchedules(NamedTuple):
     log_sum_exp: GridSchedule | None
 
 
-def kernel_schedules(target: str, heads: HeadShape, *, rows: int, embed: int, vocab: int) -> KernelSchedules:
+def kernel_schedules(
+    target: str, heads: HeadShape, *, rows: int, embed: int, vocab: int, window: int | None = None
+) -> KernelSchedules:
     """Compile the kernels alone.
 
     Args:
         target: A name in `TARGETS`.
         heads: Of one device.
+        window: Of layers that slide, if some do: attention then looks at both ends of what a row sees.
         rows: Of a call of the log-sum-exp on one device.
         embed: Width of the model.
         vocab: Rows of its head.
@@ -68,7 +71,7 @@ def kernel_schedules(target: str, heads: HeadShape, *, rows: int, embed: int, vo
     Raises:
         RuntimeError: the compiler refused one.
     """
-    size = AttentionSize(heads)
+    size = AttentionSize(heads, window)
     (attention,), (mixed,) = (run_job(target, make, [size]) for make in (kernel_program, mixed_kernel_program))
     (glue,) = run_job(target, glue_program, [heads])
     fused = None

@@ -1,4 +1,4 @@
-"""What each block of rows visits on a GPU: contexts from their beginning, and tiles of its own keys.
+"""What each block of rows visits on a GPU: contexts from the first tile that some row sees, and tiles of its own keys.
 
 A program of the kernel has one KV head and a block of new tokens with all their query heads. It visits every context
 that one of its rows sees, at positions that are multiples of `KEYS`, however long it is: so the number of launches

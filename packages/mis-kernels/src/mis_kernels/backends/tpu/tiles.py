@@ -93,7 +93,8 @@ class TpuTiles:
         context_id: Context of each part of each tile; -1: keys are new tokens, `[tiles * parts]`.
         first: Position of a part's first key in its context, `[tiles * parts]`; the tile's first among the new
             tokens stands at its first part.
-        used: Keys of a part that some row sees, `[tiles * parts]`; a tile's new tokens stand at its first part.
+        used: Keys of a part up to the last that some row sees, `[tiles * parts]`; a tile's new tokens stand at its
+            first part.
         contiguous: 1 where the part's pages are all used and consecutive, so that one copy fetches
             them, `[tiles * parts]`.
         blocks: Block sizes the list was cut for (static).

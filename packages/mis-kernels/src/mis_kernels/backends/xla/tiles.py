@@ -52,7 +52,7 @@ class BlockTiles:
             blocks that have a tile have the same one, `[visits]`.
         context_id: Context of each block's tile, `[visits, side_by_side]`.
         index: Which run of `CONTEXT_TILE` tokens of that context it is, `[visits, side_by_side]`.
-        used: Tokens of it that some row of the block sees, 0 where the block has no tile left,
+        used: Tokens of it up to the last that some row of the block sees, 0 where the block has no tile left,
             `[visits, side_by_side]`.
         fullest: Which block of a visit uses most of its tile, `[visits]`.
         own_ranks: Own tiles of that block of each run of own-blocks side by side that has most, `[runs]`.
