@@ -126,7 +126,7 @@ def _validated(
         return before.model_copy(update={"environment": where, "models": [*before.models, found]})
 
     def keep(name: str, found: "ModelValidation") -> None:
-        show(name, next(steps), total)
+        show(f"{subject.model}: {name}", next(steps), total)
         if found.gates:
             together(found).write(path)
 
