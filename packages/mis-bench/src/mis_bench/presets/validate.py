@@ -125,13 +125,14 @@ def _validated(
         where = here.model_copy(update={"hardware": hardware_of(hardware, found.about, here.hardware)})
         return before.model_copy(update={"environment": where, "models": [*before.models, found]})
 
-    def keep(name: str, found: "ModelValidation") -> None:
-        show(f"{subject.model}: {name}", next(steps), total)
-        if found.gates:
-            together(found).write(path)
-
     try:
         with progress(subject.model, total) as show:
+
+            def keep(name: str, found: "ModelValidation") -> None:
+                show(f"{subject.model}: {name}", next(steps), total)
+                if found.gates:
+                    together(found).write(path)
+
             validated = asyncio.run(run.validate(subject, cases, counts, keep))
             show(subject.model, total, total)
     except TargetUnavailable as error:
