@@ -1,13 +1,12 @@
 """A checkpoint as llama.cpp has it: one GGUF file with settings, tensors and tokenizer.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The `gguf` package reads it and turns quantised
-blocks into float32. Anything in the file that would change the arithmetic and is not understood here is refused by
-name, never ignored.
+`gguf_reader` opens it; the `gguf` package turns quantised blocks into float32. Anything in the file that would change
+the arithmetic and is not understood here is refused by name, never ignored.
 """
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,9 @@ import numpy as np
 
 from mis_core.checkpoints.checkpoint import Checkpoint, StoredDecision, StoredTensor, StoredTokenizer
 from mis_core.checkpoints.digests import ModelPart, weights_sha256
-from mis_core.checkpoints.files import GGUF_HEADER, WEIGHTS, Files
+from mis_core.checkpoints.files import Files
 from mis_core.checkpoints.gguf_decision import TEMPLATE, decision_of
+from mis_core.checkpoints.gguf_reader import open_gguf
 from mis_core.checkpoints.gguf_tokenizer import build_tokenizer
 from mis_core.checkpoints.signs import Signs, location, signs_of
 from mis_core.errors import ModelError
@@ -193,28 +193,7 @@ class GgufCheckpoint(Checkpoint):
     @cached_property
     def _file(self) -> Any:
         """The file, whose tensors are mapped into memory."""
-        try:
-            reader = _reader(self._files.most_values(GGUF_HEADER))
-        except ModuleNotFoundError:
-            raise ModelError(
-                f"{self.path}: reading GGUF files needs the package gguf: pip install 'mis-core[gguf]'."
-            ) from None
-        self._files.check(self.path, WEIGHTS)
-        try:
-            with self.path.open("rb") as file:
-                if file.read(4) != b"GGUF":
-                    raise ModelError(f"{self.path}: not a GGUF file, and not a model directory.")
-            file = reader(self.path)
-        except OSError as error:
-            raise ModelError(f"{self.path}: {error.strerror or 'cannot be read'}.") from None
-        # The reader checks little: what it meets in a broken file is whatever its bytes happen to say.
-        except (ValueError, LookupError, ArithmeticError, RecursionError) as error:
-            raise ModelError(f"{self.path}: a truncated or broken GGUF file ({str(error)[:100]!r}).") from None
-        if file.byte_order != "I":
-            raise ModelError(f"{self.path}: written for machines of the other byte order.")
-        if "split.count" in file.fields and file.fields["split.count"].contents() not in (0, 1):
-            raise ModelError(f"{self.path}: one of several parts; join them by `llama-gguf-split --merge`.")
-        return file
+        return open_gguf(self.path, self._files)
 
     def _value(self, name: str) -> Any:
         """Return a value of the file's header."""
@@ -271,26 +250,3 @@ def _is_known(kind: Any) -> bool:
     except NotImplementedError:
         return False
     return True
-
-
-def _reader(most_values: int) -> Callable[[Path], Any]:
-    """Return what opens a file whose header has at most so many values.
-
-    Raises:
-        ModuleNotFoundError: the package is not installed.
-    """
-    from gguf import GGUFReader
-
-    class Reader(GGUFReader):
-        """The package's own, four times faster with vocabularies: a memory map is slow to slice."""
-
-        _values = 0
-
-        def _get(self, offset: Any, dtype: Any, count: Any = 1, override_order: Any = None) -> np.ndarray:
-            self._values += 1  # each becomes an array, however few bytes it has
-            if self._values > most_values:
-                raise ValueError(f"more than {most_values:,} values in its header")
-            kind = np.dtype(dtype).newbyteorder(override_order or self.byte_order)
-            return np.frombuffer(self.data, kind, int(count), int(offset))
-
-    return Reader
