@@ -110,6 +110,16 @@ def test_nothing_is_removed_that_is_read_or_that_is_not_ours(files: Path) -> Non
         assert (code, Path(output).read_bytes()) == (0, b""), error
 
 
+def test_no_part_of_a_model_in_several_files_is_written(files: Path) -> None:
+    first, second = (f"model-0000{part}-of-00002.gguf" for part in (1, 2))
+    for path in (first, second):
+        Path(path).write_bytes(b"GGUF")
+    before = contents(files)
+    code, error = score_here(first, "--items", "a.jsonl", "--output", second, "--overwrite")
+    assert (code, contents(files)) == (1, before)
+    assert f"Error: --output: {second} is the model, which is read" in error
+
+
 @pytest.mark.parametrize(
     ("items", "output", "message"),
     [

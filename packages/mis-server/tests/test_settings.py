@@ -31,6 +31,8 @@ def test_the_served_name_is_the_model_unless_chosen() -> None:
 def test_a_file_is_named_without_its_folder_and_suffix() -> None:
     of_file = ServerConfig(engine=EngineConfig(model="/models/Smol-Q4_1.gguf"))
     assert of_file.model_name == "Smol-Q4_1"
+    of_parts = ServerConfig(engine=EngineConfig(model="/models/Smol-Q4_1-00001-of-00003.gguf"))
+    assert of_parts.model_name == "Smol-Q4_1"
 
 
 def test_white_space_around_a_key_is_no_part_of_it() -> None:

@@ -153,7 +153,7 @@ _BROKEN: dict[str, tuple[str, Callable[[gguf.GGUFWriter], object], str]] = {
         lambda writer: writer.add_rope_dimension_count(64),
         "rope.dimension_count = 64' is not understood",
     ),
-    "split": ("qwen3", lambda writer: writer.add_uint16("split.count", 2), "one of several parts"),
+    "split": ("qwen3", lambda writer: writer.add_uint16("split.count", 2), "split.no is missing or no whole number"),
     "scaling": (
         "llama",
         lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE),

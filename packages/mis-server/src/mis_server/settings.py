@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from mis_core.checkpoints.gguf_parts import model_stem
 from mis_core.config import EngineConfig, option
 from mis_core.errors import ConfigError
 from mis_core.tasks.limits import Limits
@@ -193,4 +194,4 @@ class ServerConfig:
         if self.served_model_name is not None:
             return self.served_model_name
         model = self.engine.model
-        return Path(model).stem if model.endswith(".gguf") else model
+        return model_stem(Path(model)) if model.endswith(".gguf") else model

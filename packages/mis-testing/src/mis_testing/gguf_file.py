@@ -25,8 +25,10 @@ def write_gguf(
     *,
     has_vocabulary: bool = True,
     fields: Mapping[str, str | float] = {},
+    most_tensors: int = 0,
+    has_bare_first: bool = False,
 ) -> Path:
-    """Write a checkpoint as a GGUF file and return its path.
+    """Write a checkpoint as a GGUF file, or as several parts, and return the path of the file or of the first part.
 
     Args:
         file: Where to.
@@ -35,11 +37,18 @@ def write_gguf(
         general_name: The model's name in the header; None: the header has none.
         has_vocabulary: Whether the tokenizer is written, too; it must be one of `tiny_checkpoint`.
         fields: More of the header, texts and numbers.
+        most_tensors: Most tensors of a part; 0: all are in one file, which alone has the given name.
+        has_bare_first: Whether the first part has no tensors, as `--no-tensor-first-split` of the converter makes it.
     """
     config = json.loads((directory / "config.json").read_text())
     family = config["model_type"]
     architecture = gguf.MODEL_ARCH[_ARCHITECTURES[family]]
-    writer = gguf.GGUFWriter(str(file), gguf.MODEL_ARCH_NAMES[architecture])
+    writer = gguf.GGUFWriter(
+        str(file),
+        gguf.MODEL_ARCH_NAMES[architecture],
+        split_max_tensors=most_tensors,
+        small_first_shard=has_bare_first,
+    )
     if general_name is not None:
         writer.add_name(general_name)
     _write_settings(writer, config)
@@ -70,7 +79,7 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return file
+    return writer.format_shard_names(file)[0]
 
 
 def tokenizer_fields(tokenizer: Tokenizer, pre: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""A checkpoint as llama.cpp has it: one GGUF file with settings, tensors and tokenizer.
+"""A checkpoint as llama.cpp has it: a GGUF file with settings, tensors and tokenizer, or several parts of one.
 
-`gguf_reader` opens it; the `gguf` package turns quantised blocks into float32. Anything in the file that would change
+`gguf_parts` opens them; the `gguf` package turns quantised blocks into float32. Anything in the file that would change
 the arithmetic and is not understood here is refused by name, never ignored.
 """
 
@@ -17,7 +17,7 @@ from mis_core.checkpoints.checkpoint import Checkpoint, StoredDecision, StoredTe
 from mis_core.checkpoints.digests import ModelPart, weights_sha256
 from mis_core.checkpoints.files import Files
 from mis_core.checkpoints.gguf_decision import TEMPLATE, decision_of
-from mis_core.checkpoints.gguf_reader import open_gguf
+from mis_core.checkpoints.gguf_parts import GgufModel, open_parts
 from mis_core.checkpoints.gguf_tokenizer import build_tokenizer
 from mis_core.checkpoints.signs import Signs, location, signs_of
 from mis_core.errors import ModelError
@@ -86,10 +86,10 @@ _MAX_FACTORS = 1 << 16  # one for each pair of a head's elements
 
 
 class GgufCheckpoint(Checkpoint):
-    """A GGUF file; see `Checkpoint`."""
+    """A GGUF file, or the parts of one; see `Checkpoint`."""
 
     def __init__(self, path: Path, files: Files) -> None:
-        """Take the file's path, and what bounds its header."""
+        """Take the path of the file or of its first part, and what bounds its header."""
         self.path = path
         self.settings_path = path
         self._files = files
@@ -165,12 +165,12 @@ class GgufCheckpoint(Checkpoint):
         yield stored
 
     def parts(self, *, with_head: bool) -> tuple[ModelPart, ...]:
-        """Read some of the file; see `Checkpoint`."""
-        return (ModelPart("base", location(self.path), weights_sha256(None, [self.path])),)
+        """Read some of each file; see `Checkpoint`."""
+        return (ModelPart("base", location(self.path), weights_sha256(None, self._file.paths)),)
 
     def weight_paths(self) -> list[Path]:
-        """Return the file; see `Checkpoint`."""
-        return [self.path]
+        """Return the file or its parts; see `Checkpoint`."""
+        return list(self._file.paths)
 
     def decision(self) -> StoredDecision:
         """Read the fields that llama.cpp's server reads; see `Checkpoint`."""
@@ -191,9 +191,9 @@ class GgufCheckpoint(Checkpoint):
             raise ModelError(f"{self.path}: {error.message}") from None
 
     @cached_property
-    def _file(self) -> Any:
-        """The file, whose tensors are mapped into memory."""
-        return open_gguf(self.path, self._files)
+    def _file(self) -> GgufModel:
+        """What the headers say; the tensors are mapped into memory."""
+        return open_parts(self.path, self._files)
 
     def _value(self, name: str) -> Any:
         """Return a value of the file's header."""

@@ -13,18 +13,21 @@ from mis_core.checkpoints.files import GGUF_HEADER, WEIGHTS, Files
 from mis_core.errors import ModelError
 
 
-def open_gguf(path: Path, files: Files) -> Any:
+def open_gguf(path: Path, files: Files, values: int = 0) -> Any:
     """Return the `gguf` package's reader of a file, whose tensors are mapped into memory.
+
+    It has `values`: how many there are in the header, and were before.
 
     Args:
         path: The file.
         files: What bounds its header.
+        values: How many values have been read of other files, which the bound counts as well.
 
     Raises:
         ModelError: the package is not installed, or the file is missing, broken or of a kind that is not read.
     """
     try:
-        reader = _reader(files.most_values(GGUF_HEADER))
+        reader = _reader(files.most_values(GGUF_HEADER), values)
     except ModuleNotFoundError:
         raise ModelError(f"{path}: reading GGUF files needs the package gguf: pip install 'mis-core[gguf]'.") from None
     files.check(path, WEIGHTS)
@@ -40,13 +43,11 @@ def open_gguf(path: Path, files: Files) -> Any:
         raise ModelError(f"{path}: a truncated or broken GGUF file ({str(error)[:100]!r}).") from None
     if file.byte_order != "I":
         raise ModelError(f"{path}: written for machines of the other byte order.")
-    if "split.count" in file.fields and file.fields["split.count"].contents() not in (0, 1):
-        raise ModelError(f"{path}: one of several parts; join them by `llama-gguf-split --merge`.")
     return file
 
 
-def _reader(most_values: int) -> Callable[[Path], Any]:
-    """Return what opens a file whose header has at most so many values.
+def _reader(most_values: int, before: int) -> Callable[[Path], Any]:
+    """Return what opens a file whose header has at most so many values, with those that were read before.
 
     Raises:
         ModuleNotFoundError: the package is not installed.
@@ -56,11 +57,11 @@ def _reader(most_values: int) -> Callable[[Path], Any]:
     class Reader(GGUFReader):
         """The package's own, four times faster with vocabularies: a memory map is slow to slice."""
 
-        _values = 0
+        values = before
 
         def _get(self, offset: Any, dtype: Any, count: Any = 1, override_order: Any = None) -> np.ndarray:
-            self._values += 1  # each becomes an array, however few bytes it has
-            if self._values > most_values:
+            self.values += 1  # each becomes an array, however few bytes it has
+            if self.values > most_values:
                 raise ValueError(f"more than {most_values:,} values in its header")
             kind = np.dtype(dtype).newbyteorder(override_order or self.byte_order)
             return np.frombuffer(self.data, kind, int(count), int(offset))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mis_core.checkpoints.files import Files
+from mis_core.checkpoints.gguf_parts import model_stem
 from mis_core.errors import ModelError, shown
 
 _README = "README.md"
@@ -138,11 +139,14 @@ def _answer_ids(directory: Path, files: Files) -> tuple[int | None, int | None] 
 
 
 def location(path: Path) -> str:
-    """Return the name of a file or folder; `ORGANISATION/NAME` of a snapshot in the hub's cache."""
+    """Return the name of a folder, or of a file without its suffix and the number of a part.
+
+    Of a snapshot in the hub's cache it is `ORGANISATION/NAME`.
+    """
     path = path.absolute()
     if path.parent.name == "snapshots" and path.parent.parent.name.startswith(_HUB_FOLDER):
         return _clean(path.parent.parent.name.removeprefix(_HUB_FOLDER).replace("--", "/"))
-    return _clean(path.stem if path.is_file() else path.name)
+    return _clean(model_stem(path) if path.is_file() else path.name)
 
 
 def _signs(named: Iterable[tuple[str, object]]) -> tuple[Sign, ...]:

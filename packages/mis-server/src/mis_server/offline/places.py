@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from mis_core.checkpoints.gguf_parts import part_paths
 from mis_core.config import NO_CALIBRATION, EngineConfig
 from mis_core.errors import ConfigError
 from mis_core.hub import base_of, calibration_beside, kept_at
@@ -44,7 +45,8 @@ def engine_places(config: EngineConfig) -> list[Place]:
         "the rerank template": config.rerank_file,
         "the prompt of decisions": config.decision_file,
     }
-    found = [Place(what, str(kept_at(name, config.download_dir))) for what, name in models.items() if name is not None]
+    kept = {what: kept_at(name, config.download_dir) for what, name in models.items() if name is not None}
+    found = [Place(what, str(part)) for what, path in kept.items() for part in part_paths(path)]
     calibration = calibration_beside(config, kept_at(config.model, config.download_dir))
     found += [] if calibration in (None, NO_CALIBRATION) else [Place("the calibration", calibration)]
     return found + [Place(what, path) for what, path in files.items() if path is not None]
