@@ -1,5 +1,6 @@
 """Rerank on the host: which prompts the engine is given, and what its values become."""
 
+import dataclasses
 import pickle
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,10 @@ def test_a_head_reads_query_and_document(models: dict[str, Tokenizer]) -> None:
     parsed = parse(models["qwen3"], two, documents=["d"])
     assert prompts(parsed, models["qwen3"]) == [CARD.format("d")]
     assert parsed.requests[0].label_ids.tolist() == [[0, 1]]
+    for names, rows in ((("Yes", "No"), [1, 0]), (("yes", "maybe"), [0, 1]), (("LABEL_0", "LABEL_1"), [0, 1])):
+        for tokenizer, architecture in ((models["qwen3"], "Qwen3ForSequence"), (bare, "LlamaForSequence")):
+            limits = dataclasses.replace(two, head_labels=names, architecture=architecture)
+            assert parse(tokenizer, limits, documents=["d"]).requests[0].label_ids.tolist() == [rows]
     three = Limits(context_length=400, vocab_size=5000, head_labels=("a", "b", "c"))
     refused("task_not_supported", bare, three)
 

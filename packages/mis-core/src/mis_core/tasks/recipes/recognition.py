@@ -35,6 +35,8 @@ def rerank_recipe(tokenizer: Tokenizer, limits: Limits) -> Recipe:
 def rerank_labels(recipe: Recipe, tokenizer: Tokenizer, limits: Limits) -> list[int]:
     """Return what is read after a prompt: the tokens of the labels, or the rows of a classification head.
 
+    Of two rows the second is the relevant one, unless they have the names of the labels.
+
     Raises:
         RequestError: `task_not_supported`; a word is not one token, or the head has more than two rows.
     """
@@ -42,7 +44,8 @@ def rerank_labels(recipe: Recipe, tokenizer: Tokenizer, limits: Limits) -> list[
     if rows > _ROWS:
         raise unsupported(f"The model's head has {rows} rows; reranking needs one, or two of which the second is yes.")
     if rows:
-        return list(range(rows))
+        answers, names = recipe.labels or GENERIC.labels, [name.lower() for name in limits.head_labels]
+        return [names.index(word) for word in answers] if sorted(names) == sorted(answers) else list(range(rows))
     try:
         return [tokenizer.label_id(text) for text in recipe.labels]
     except RequestError:
