@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 _ARCHITECTURES = {"llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "smollm3": "SMOLLM3"}
 _PRE = {"llama": "llama-bpe", "qwen2": "qwen2", "qwen3": "qwen2", "smollm3": "llama-bpe"}
 _STORED = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+_HEAD = "cls.output.weight"
 _REORDERED = ("llama", "smollm3")
 
 
@@ -25,6 +26,8 @@ def write_gguf(
     *,
     has_vocabulary: bool = True,
     fields: Mapping[str, str | float] = {},
+    more_tensors: Mapping[str, np.ndarray] = {},
+    answers: tuple[int, int] | None = None,
     most_tensors: int = 0,
     has_bare_first: bool = False,
 ) -> Path:
@@ -32,11 +35,14 @@ def write_gguf(
 
     Args:
         file: Where to.
-        directory: A checkpoint without a classification head.
+        directory: A checkpoint; the head of one that classifies texts becomes a reranker's.
         quantization: Type of the matrices: one that `gguf` can quantise to; None: that which they are stored in.
         general_name: The model's name in the header; None: the header has none.
         has_vocabulary: Whether the tokenizer is written, too; it must be one of `tiny_checkpoint`.
         fields: More of the header, texts and numbers.
+        more_tensors: More of them, by the names that they have in the file.
+        answers: Ids of `yes` and `no`, of whose rows alone the converter makes the head of a Qwen3-Reranker; None: the
+            head is written as it is.
         most_tensors: Most tensors of a part; 0: all are in one file, which alone has the given name.
         has_bare_first: Whether the first part has no tensors, as `--no-tensor-first-split` of the converter makes it.
     """
@@ -57,12 +63,19 @@ def write_gguf(
             writer.add_string(name, value)
         else:
             writer.add_float32(name, value)
+    labels = ["yes", "no"] if answers else [*config.get("id2label", {}).values()]
+    if labels:
+        writer.add_pooling_type(gguf.PoolingType.RANK)
+        writer.add_classifier_output_labels(labels)
     if has_vocabulary:
         _write_tokenizer(writer, directory, config, _PRE[family])
     else:
         writer.add_tokenizer_model("no_vocab")
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    for name, tensor in more_tensors.items():
+        writer.add_tensor(name, tensor)
+    head = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
     for part in sorted(directory.glob("*.safetensors")):
         with safe_open(part, framework="np") as stored:
             for name in stored.keys():  # noqa: SIM118 - not a mapping
@@ -73,8 +86,11 @@ def write_gguf(
                 if projection in heads and family in _REORDERED:
                     tensor = _reordered(tensor, heads[projection])
                 kind = gguf.GGMLQuantizationType[type_name]
-                stored_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
-                writer.add_tensor(stored_name, gguf.quantize(tensor, kind), raw_dtype=kind)
+                if answers and name == head:
+                    writer.add_tensor(_HEAD, gguf.quantize(tensor[[*answers]], kind), raw_dtype=kind)
+                if not (answers and name == "lm_head.weight"):
+                    stored_name = _HEAD if name == "score.weight" else names.get_name(name, (".weight", ".bias"))
+                    writer.add_tensor(stored_name, gguf.quantize(tensor, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -17,17 +17,13 @@ from mis_core.checkpoints.checkpoint import Checkpoint, StoredDecision, StoredTe
 from mis_core.checkpoints.digests import ModelPart, weights_sha256
 from mis_core.checkpoints.files import Files
 from mis_core.checkpoints.gguf_decision import TEMPLATE, decision_of
+from mis_core.checkpoints.gguf_head import HEAD, head_settings
 from mis_core.checkpoints.gguf_parts import GgufModel, open_parts
 from mis_core.checkpoints.gguf_tokenizer import build_tokenizer
 from mis_core.checkpoints.signs import Signs, location, signs_of
 from mis_core.errors import ModelError
 
-_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-}
+_ARCHITECTURES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "smollm3": "SmolLM3"}
 # llama.cpp turns neighbouring elements of these architectures' heads, where Hugging Face turns those half a head
 # apart; its converter reorders the rows of the projections to suit.
 _PAIRED = ("llama", "smollm3")
@@ -81,6 +77,7 @@ _TENSORS = {
 _SIGNS = re.compile(r"general\.(name|basename|finetune|tags|base_model\.\d+\.(name|repo_url))")
 _NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
 _DECISION = "decision."
+_CLASSIFIER = "SequenceClassification"
 _ROPE_FACTORS = "rope_freqs.weight"
 _MAX_FACTORS = 1 << 16  # one for each pair of a head's elements
 
@@ -124,8 +121,9 @@ class GgufCheckpoint(Checkpoint):
         embedding = tensors.get("token_embd.weight")
         if embedding is None or len(embedding.shape) != 2:
             raise ModelError(f"{self.path}: tensor token_embd.weight is missing, or no matrix.")
-        settings |= {
-            "architectures": [_ARCHITECTURES[architecture]],
+        head = head_settings(self.path, found, tensors)
+        settings |= head | {
+            "architectures": [f"{_ARCHITECTURES[architecture]}For{_CLASSIFIER if head else 'CausalLM'}"],
             "vocab_size": int(embedding.shape[1]),
             "tie_word_embeddings": "output.weight" not in tensors,
             "rope_scaling": self._rope_scaling(found),
@@ -150,9 +148,13 @@ class GgufCheckpoint(Checkpoint):
         heads = {"attn_q": settings.get("num_attention_heads")}
         heads["attn_k"] = settings.get("num_key_value_heads", heads["attn_q"])
         is_paired = self._value("general.architecture") in _PAIRED
+        is_classifier = settings["architectures"][0].endswith(_CLASSIFIER)
         stored: dict[str, _Tensor] = {}
         for tensor in self._file.tensors:
             if tensor.name == _ROPE_FACTORS:  # a setting
+                continue
+            if tensor.name == HEAD and is_classifier:
+                stored["score.weight"] = _Tensor(tensor, is_row=len(tensor.shape) == 1)
                 continue
             found = _NAME.fullmatch(tensor.name)
             if found is None or found["part"] not in _TENSORS:
@@ -223,9 +225,10 @@ class GgufCheckpoint(Checkpoint):
 class _Tensor(StoredTensor):
     """A tensor of a GGUF file; see `StoredTensor`."""
 
-    def __init__(self, tensor: Any, heads: int | None = None) -> None:
-        """Take the reader's tensor, and how many heads its rows are if they are reordered."""
-        self.shape = tuple(map(int, reversed(tensor.shape)))
+    def __init__(self, tensor: Any, heads: int | None = None, *, is_row: bool = False) -> None:
+        """Take the reader's tensor, how many heads its rows are if they are reordered, and whether it is one row."""
+        shape = tuple(map(int, reversed(tensor.shape)))
+        self.shape = (1, *shape) if is_row else shape
         self.stored_type = tensor.tensor_type.name
         self._tensor = tensor
         self._heads = heads
@@ -234,7 +237,7 @@ class _Tensor(StoredTensor):
         """Return the elements as float32, rows in the order of Hugging Face checkpoints."""
         from gguf import dequantize
 
-        elements = dequantize(self._tensor.data, self._tensor.tensor_type)
+        elements = dequantize(self._tensor.data, self._tensor.tensor_type).reshape(self.shape)
         if self._heads is None:
             return elements
         pairs = elements.reshape(self._heads, -1, 2, *elements.shape[1:])
