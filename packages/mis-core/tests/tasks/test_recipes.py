@@ -236,6 +236,29 @@ def test_the_name_in_a_gguf_file_counts(
         assert rerank_recipe(tokenizer, limits).name == recipe
 
 
+LLAMA_CPPS = (  # what llama.cpp's converter writes for Qwen3-Reranker
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n"
+    "<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+
+
+def test_the_prompt_in_a_gguf_file_must_be_that_of_the_recipe(originals: dict[str, Path], tmp_path: Path) -> None:
+    def made(prompt: str, family: str = "qwen3", **options: Any) -> tuple[Tokenizer, Limits]:
+        fields = {"tokenizer.chat_template.rerank": prompt}
+        return model(write_gguf(tmp_path / "model.gguf", originals[family], fields=fields), **options)
+
+    assert rerank_recipe(*made(LLAMA_CPPS)).name == "qwen3-reranker"
+    others = [LLAMA_CPPS.replace("passages", "candidates"), LLAMA_CPPS.replace("<think>\n\n</think>\n\n", "")]
+    for prompt in [*others, LLAMA_CPPS * 999]:
+        said = describe_rerank(*made(prompt))
+        assert "chat_template.rerank of the file is not the prompt of the recipe qwen3-reranker." in said, prompt
+        assert "--rerank-template" in said
+        assert rerank_recipe(*made(prompt, rerank_template="qwen3-reranker")).name == "qwen3-reranker"
+    assert "not the prompt of the recipe generic" in describe_rerank(*made(LLAMA_CPPS, "llama"))
+
+
 def test_the_operators_choice_wins(make: Checkpoints, tmp_path: Path) -> None:
     path = make("qwen3", {}, "zeroentropy/zerank-2")
     for name in ("qwen3-reranker", "mxbai-rerank-v2", "generic"):

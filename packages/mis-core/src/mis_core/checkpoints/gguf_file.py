@@ -77,6 +77,7 @@ _TENSORS = {
 _SIGNS = re.compile(r"general\.(name|basename|finetune|tags|base_model\.\d+\.(name|repo_url))")
 _NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
 _DECISION = "decision."
+_RERANK = "tokenizer.chat_template.rerank"
 _CLASSIFIER = "SequenceClassification"
 _ROPE_FACTORS = "rope_freqs.weight"
 _MAX_FACTORS = 1 << 16  # one for each pair of a head's elements
@@ -98,12 +99,13 @@ class GgufCheckpoint(Checkpoint):
         return tuple(kind.name for kind in gguf.GGMLQuantizationType if _is_known(kind))
 
     def signs(self) -> Signs:
-        """Read the names and tags in the header, and those of the models that it was made from; see `Checkpoint`."""
+        """Read names, tags and base models in the header, and the prompt of a reranker; see `Checkpoint`."""
         named: list[tuple[str, object]] = []
         for key in filter(_SIGNS.fullmatch, self._file.fields):
             value = self._value(key)
             named += [(key, each) for each in (value if isinstance(value, list) else [value])]
-        return signs_of(self.path, named)
+        prompt = str(self._value(_RERANK)) if _RERANK in self._file.fields else None
+        return signs_of(self.path, named, prompt)
 
     def settings(self) -> dict[str, Any]:
         """Return the file's settings as a `config.json` would have them; see `Checkpoint`."""

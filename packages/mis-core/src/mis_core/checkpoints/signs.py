@@ -16,6 +16,7 @@ _SENTENCE_TRANSFORMERS = "config_sentence_transformers.json"
 _CARD_FIELDS = ("base_model", "model_name", "pipeline_tag", "tags")
 _MAX_SIGNS = 64
 _MAX_CHARACTERS = 200
+_MAX_PROMPT = 1 << 16
 _MAX_TITLE_AT = 1 << 16  # characters in which the title must be
 _MAX_FRONT_MATTER = 1 << 16  # characters; YAML is slow to read
 _MAX_ID = 1 << 31
@@ -50,25 +51,30 @@ class Signs:
         modules: Classes that `modules.json` of sentence-transformers puts around the model, such as `LogitScore`.
         answer_ids: The tokens of an irrelevant and of a relevant document that a module reads, None where it reads only
             the other; None if no module reads tokens.
+        rerank_prompt: What a reranker reads, with `{query}` and `{document}` in it, as llama.cpp's server has it of a
+            GGUF file; None if nothing says so.
     """
 
     names: tuple[Sign, ...] = ()
     location: str = ""
     modules: tuple[str, ...] = ()
     answer_ids: tuple[int | None, int | None] | None = None
+    rerank_prompt: str | None = None
 
 
 NO_SIGNS = Signs()
 
 
-def signs_of(path: Path, named: Iterable[tuple[str, object]]) -> Signs:
-    """Return the signs of a checkpoint that has names only.
+def signs_of(path: Path, named: Iterable[tuple[str, object]], rerank_prompt: str | None) -> Signs:
+    """Return the signs of a checkpoint without files of sentence-transformers.
 
     Args:
         path: The file or folder.
         named: Where something stands, and what: anything but a text is left out.
+        rerank_prompt: As of `Signs`; of a longer one than 65,536 characters only the beginning is kept.
     """
-    return Signs(_signs(named), location(path))
+    prompt = None if rerank_prompt is None else rerank_prompt[:_MAX_PROMPT]
+    return Signs(_signs(named), location(path), rerank_prompt=prompt)
 
 
 def directory_signs(directory: Path, files: Files) -> Signs:

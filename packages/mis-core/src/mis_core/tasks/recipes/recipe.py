@@ -60,6 +60,11 @@ class Recipe:
         told = "" if instruction is None else self.instructed.format(instruction)
         return tuple(piece.format(query=query, instruction=told) for piece in self.before)
 
+    def reads(self, prompt: str) -> bool:
+        """Return whether this is the whole prompt, with `{query}` and `{document}` where a request's stand."""
+        whole = "".join([*self.pieces("{query}", None), "{document}", *self.after])
+        return self.system is None and prompt == whole
+
 
 _QUESTION = "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: "
 

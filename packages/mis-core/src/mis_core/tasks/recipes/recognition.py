@@ -28,6 +28,7 @@ def rerank_recipe(tokenizer: Tokenizer, limits: Limits) -> Recipe:
         recipe = RECIPES[limits.rerank_recipe]
     else:
         recipe = _recognised(tokenizer, limits)
+        _check_prompt(recipe, limits.signs)
     _check(recipe, tokenizer, limits)
     return recipe
 
@@ -155,6 +156,13 @@ def _check_answers(recipe: Recipe, tokenizer: Tokenizer, limits: Limits) -> None
     if list(answers) != rerank_labels(recipe, tokenizer, limits):
         read = " and ".join(repr(tokenizer.decode([each])) for each in answers if each is not None) or "nothing"
         message = f"A config.json of sentence-transformers reads {read}, which the recipe {recipe.name} does not."
+        raise unsupported(f"{message} {_CHOOSE}")
+
+
+def _check_prompt(recipe: Recipe, signs: Signs) -> None:
+    """Refuse a recipe where the model brings the prompt of another."""
+    if signs.rerank_prompt is not None and not recipe.reads(signs.rerank_prompt):
+        message = f"tokenizer.chat_template.rerank of the file is not the prompt of the recipe {recipe.name}."
         raise unsupported(f"{message} {_CHOOSE}")
 
 
