@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mis_core import Engine
-from mis_core.checkpoints import gguf_file
+from mis_core.checkpoints import gguf_parts
 from mis_core.config import EngineConfig
 from mis_core.errors import RequestError
 from mis_core.tasks.classify.task import CLASSIFY
@@ -218,12 +218,12 @@ def test_a_gguf_file_may_have_more_tokens_than_rows(checkpoint: Path, larger: Pa
 
 def test_a_gguf_file_is_read_once(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, other = (write_gguf(tmp_path / name, checkpoint) for name in ("model.gguf", "other.gguf"))
-    readers, reader = [], gguf_file._reader
-    monkeypatch.setattr(gguf_file, "_reader", lambda most: readers.append(most) or reader(most))
+    opened, open_gguf = [], gguf_parts.open_gguf
+    monkeypatch.setattr(gguf_parts, "open_gguf", lambda path, *rest: opened.append(path) or open_gguf(path, *rest))
     Tokenizer.of(EngineConfig(model=str(file)))
-    assert len(readers) == 1
+    assert opened == [file]
     Tokenizer.of(EngineConfig(model=str(file), tokenizer_path=str(other)))  # the twin: two files
-    assert len(readers) == 3
+    assert sorted(opened[1:]) == [file, other]
 
 
 def test_an_engine_refuses_what_its_model_lacks(
