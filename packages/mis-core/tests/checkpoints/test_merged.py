@@ -101,6 +101,17 @@ def test_weights_are_those_that_peft_merges(family: str, case: str, tmp_path: Pa
     assert changed == sum(name.endswith(("lora_A.weight", "trainable_tokens_delta")) for name in stored)
 
 
+@pytest.mark.full
+def test_an_adapter_is_merged_into_a_gguf_file_in_several_parts(model: Path, adapter: Path, tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="needs gguf, which mis-core[gguf] brings")
+    from mis_testing.gguf_file import write_gguf
+
+    ours, theirs = merged(write_gguf(tmp_path / "model.gguf", model, most_tensors=5), adapter), merged(model, adapter)
+    for name, weight in ours.items():
+        np.testing.assert_array_equal(weight, theirs[name], err_msg=name)
+    assert ours.keys() == theirs.keys()
+
+
 @pytest.mark.parametrize(
     "family", [FAMILIES[0], *(pytest.param(each, marks=pytest.mark.full) for each in FAMILIES[1:])]
 )
