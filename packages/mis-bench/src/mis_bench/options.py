@@ -151,7 +151,7 @@ class TimeLeft(ProgressColumn):
         """Return the time, or dashes before there is a part to judge by."""
         left = None
         if task.completed and task.total is not None:
-            taken = time.monotonic() - task.fields["began"]
+            taken = time.monotonic() - task.fields["began_s"]
             left = datetime.timedelta(seconds=int(taken * (task.total / task.completed - 1)))
         return Text("-:--:--" if left is None else str(left), style="progress.remaining")
 
@@ -163,16 +163,17 @@ def progress(title: str, total: int | None = None) -> Iterator[Callable[[str, fl
     A log gets a line for what goes on, at most one in `_LINE_S`.
     """
     console = Console(stderr=True)
-    printed, printed_s = title, -_LINE_S
+    printed, printed_s, began_s = title, -_LINE_S, time.monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 
     with Progress(*columns, TextColumn("left"), TimeLeft(), console=console) as bars:
-        bar = bars.add_task(title, total=total, began=time.monotonic())
+        bar = bars.add_task(title, total=total, began_s=began_s)
 
         def show(what: str, over: float, total: int) -> None:
-            nonlocal printed, printed_s
+            nonlocal printed, printed_s, began_s
             now = time.monotonic()
-            bars.update(bar, description=what, completed=over, total=total, **({} if over else {"began": now}))
+            began_s = began_s if over else now
+            bars.update(bar, description=what, completed=over, total=total, began_s=began_s)
             if not console.is_terminal and what != printed and now - printed_s >= _LINE_S:
                 click.echo(f"{what} ({over:.0f}/{total})", err=True)
                 printed, printed_s = what, now
