@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ["mis-bench", "mis-core", "mis-kernels", "mis-server", "mis-testing"]
-SCRIPTS = {"mis-server": "mis-server = mis_server.__main__:main", "mis-bench": "mis-bench = mis_bench.cli:main"}
+SCRIPTS = {"mis-server": "mis-server = mis_server.__main__:main", "mis-bench": "mis-bench = mis_bench.cli:run"}
 
 
 @pytest.fixture(params=PACKAGES)
