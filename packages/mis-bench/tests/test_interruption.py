@@ -24,12 +24,18 @@ Bench = Callable[..., Done]
 STRESS = ("stress", "--scenario", "large-batch", "--scenario", "concurrent", "--seconds", "2")
 
 
-@pytest.fixture
-def ignored() -> Iterator[None]:
-    """SIGINT is ignored, as it is in what a shell starts in the background."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """SIGINT is heard, also where a shell started the tests in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def ignored(heard: None) -> None:
+    """SIGINT is ignored, as it is in what a shell starts in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def interrupted_by(number: signal.Signals, items: int) -> Callable[[FakeTarget], None]:
@@ -131,6 +137,8 @@ PROGRAM = """
 import os, signal, threading, time
 import click
 from mis_bench import cli
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started this
 
 @cli.main.command()
 @click.argument("name")
