@@ -195,17 +195,16 @@ class _Execution:
         if demand.case.load.rate_share is not None:
             closed = self.plan.reaching(demand.case).name
             demand = demand.at_rate(demand.case.load.rate_share * float(np.median(self.reached[closed])))
+        is_warmup, finished = phase == "warmup", itertools.count(1)
+
+        def on_sent(sent: Sent) -> None:
+            if not is_warmup:
+                self._tell(name, demand.share(next(finished), sent.done_s))
+
+        self._tell(f"warming up {name}" if is_warmup else name)
         target, timeout_s = self.targets[demand.case.target], self.plan.timeout_s
-        if phase == "warmup":
-            self._tell(f"warming up {name}")
-            window, calls = await measure(demand, target, phase, turn, timeout_s)
-        else:
-            self._tell(name)
-            finished = itertools.count(1)
-            window, calls = await measure(
-                demand, target, phase, turn, timeout_s,
-                on_sent=lambda sent: self._tell(name, demand.share(next(finished), sent.done_s)),
-            )  # fmt: skip
+        window, calls = await measure(demand, target, phase, turn, timeout_s, on_sent=on_sent)
+        if not is_warmup:
             self.over += 1
             self._tell(name)
         answered = sum(call.error is None for call in calls)
@@ -241,7 +240,7 @@ async def measure(
     turn: int,
     timeout_s: float,
     *,
-    on_sent: Callable[[Sent], None] = lambda _: None,
+    on_sent: Callable[[Sent], None],
 ) -> tuple[Window, list[Call]]:
     """Make the target forget the queries of a cold case, or know that of a warm one; then send, and count."""
     case, load, forgot = demand.case, demand.case.load, False

@@ -30,7 +30,9 @@ from mis_kernels.heads import HEAD_SHAPES, TENSOR_PARALLEL, HeadShape, device_he
 BASELINE = Path(__file__).parent.parent / "aot_baseline.json"
 QUICK_HEADS = [HEAD_SHAPES["qwen3-0.6b"], HEAD_SHAPES["qwen2.5-0.5b"].on_device(8)]
 
-QUICK_SLIDING = [AttentionSize(HeadShape(4, 1, 256), 512)]  # of Gemma 3 1B, and behind them of 4B, 12B and Ministral 8B
+QUICK_SLIDING = [
+    AttentionSize(HeadShape(4, 1, 256), 512)
+]  # Gemma 3 1B's; behind it Gemma 3 4B's and 12B's, Ministral 8B's
 SLIDING = [
     *QUICK_SLIDING,
     AttentionSize(HeadShape(8, 4, 256), 1024),
