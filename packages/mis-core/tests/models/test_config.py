@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mis_core.errors import ModelError
-from mis_core.models.config import FAMILIES, ModelConfig, read_model_config
+from mis_core.models.config import ModelConfig, read_model_config
+from mis_core.models.families import FAMILIES
 from mis_core.models.layers import rope_kinds, windows_of
 from mis_core.models.rope import RopeConfig
 

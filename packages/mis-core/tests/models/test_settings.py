@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from mis_core.errors import ModelError
-from mis_core.models.config import FAMILIES, ModelConfig, read_model_config
+from mis_core.models.config import ModelConfig, read_model_config
+from mis_core.models.families import FAMILIES
 from mis_core.models.settings import HARMLESS, READ, UNDERSTOOD
 
 BASE = {

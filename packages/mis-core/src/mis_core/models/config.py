@@ -1,11 +1,11 @@
 """Model shapes and switches, read from a Hugging Face `config.json`.
 
-A family is data: an entry of `FAMILIES`, as a language model and as a classifier. Anything in a `config.json`
+A family is data: an entry of `FAMILIES` (`families.py`). Anything in a `config.json`
 that would change the arithmetic and is not understood here is refused by name, never ignored (`settings.py`).
 """
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,77 +14,12 @@ from mis_core.checkpoints.decision_files import is_saved, text_settings
 from mis_core.checkpoints.numbers import check_numbers
 from mis_core.config import Activation
 from mis_core.errors import ModelError, shown
+from mis_core.models.families import BARE, FAMILIES, KNOWN, Family
 from mis_core.models.layers import Layer
 from mis_core.models.rope import parse_rope, positive_number
 from mis_core.models.settings import check_settings
-from mis_core.models.windows import (
-    SlidingLayers,
-    all_layers,
-    from_max_window_layers,
-    sliding_windows,
-    without_rope,
-)
+from mis_core.models.windows import sliding_windows
 from mis_kernels.heads import HeadShape
-
-
-@dataclass(frozen=True)
-class Family:
-    """What distinguishes one architecture from another in the shared decoder.
-
-    Attributes:
-        name: What transformers calls it.
-        settings: Settings of its `config.json` that other families do not have.
-        qkv_bias: Query, key and value projections have biases, whatever `config.json` says.
-        qk_norm: Queries and keys are RMS-normalised per head before RoPE.
-        head_dim: Head size where `config.json` is silent; None: `hidden_size / num_attention_heads`.
-        max_positions: Longest sequence in tokens where it is silent, as transformers has it.
-        theta: Base of RoPE's frequencies where it is silent.
-        tied: Whether the head is the embedding where it is silent.
-        sliding: How layers slide; None: they never do.
-        nope_interval: Every so many layers one has no RoPE where it is silent; None: all have.
-        classifies: The head is `score.weight`, a row for each label of `id2label`; never the embedding.
-        of_tokens: Every token has such labels, not a sequence as a whole. Then rows have biases, `score.bias`.
-    """
-
-    name: str
-    settings: tuple[str, ...]
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    head_dim: int | None = None
-    max_positions: int = 32768
-    theta: float = 1e4
-    tied: bool = False
-    sliding: SlidingLayers | None = None
-    nope_interval: int | None = None
-    classifies: bool = False
-    of_tokens: bool = False
-
-
-_BIASES = ("attention_bias", "mlp_bias")
-_WINDOWS = ("sliding_window", "use_sliding_window")
-_QWEN = ("max_window_layers", *_WINDOWS)
-_NOPE = ("no_rope_layers", "no_rope_layer_interval")
-
-_QWEN_SLIDES = SlidingLayers(from_max_window_layers, needs_switch=True, obeys_types=True)
-_DECODERS = (
-    Family("Qwen3", ("attention_bias", *_QWEN), qk_norm=True, head_dim=128, sliding=_QWEN_SLIDES),
-    Family("Qwen2", _QWEN, qkv_bias=True, sliding=_QWEN_SLIDES),
-    Family("Llama", _BIASES, max_positions=2048),
-    Family("Mistral", ("sliding_window",), max_positions=131072, sliding=SlidingLayers(all_layers)),
-    Family("Ministral", ("sliding_window",), max_positions=131072, sliding=SlidingLayers(all_layers, obeys_types=True)),
-    Family(
-        "SmolLM3", (*_BIASES, *_WINDOWS, *_NOPE), theta=2e6, tied=True, nope_interval=4,
-        sliding=SlidingLayers(without_rope, None, needs_switch=True, obeys_types=True),
-    ),
-)  # fmt: skip
-FAMILIES = {f"{family.name}ForCausalLM": family for family in _DECODERS} | {
-    f"{family.name}For{kind}Classification": replace(family, classifies=True, of_tokens=kind == "Token")
-    for family in _DECODERS
-    for kind in ("Sequence", "Token")
-}
-_BARE = {f"{family.name}Model": family for family in _DECODERS}  # without a head, which another takes the place of
-_HEADS = "each as ForCausalLM, ForSequenceClassification and ForTokenClassification"
-_KNOWN = f"{', '.join(family.name for family in _DECODERS)}; {_HEADS}"
 
 # How a classifier's probabilities are made where `problem_type` is silent: softmax, or sigmoid of a single row.
 _ACTIVATIONS: dict[str, Activation] = {
@@ -219,8 +154,8 @@ def parse_model_config(
         ModelError: they ask for something that is not implemented.
     """
     architecture = _architecture(raw, may_be_bare=decision is not None)
-    is_bare = architecture in _BARE
-    family = _BARE[architecture] if is_bare else FAMILIES[architecture]
+    is_bare = architecture in BARE
+    family = BARE[architecture] if is_bare else FAMILIES[architecture]
     check_settings(raw, own=family.settings, config_class=f"{family.name}Config", ignore_unknown=ignore_unknown)
     for name, allowed in _SUPPORTED.items():
         if name in raw and raw[name] not in allowed:
@@ -270,16 +205,16 @@ def _architecture(raw: dict[str, Any], *, may_be_bare: bool) -> str:
     names = raw.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ModelError(f"architectures must be a list of names, not {json.dumps(names)[:80]}.")
-    known = FAMILIES | _BARE if may_be_bare else FAMILIES
+    known = FAMILIES | BARE if may_be_bare else FAMILIES
     if may_be_bare and not names:  # transformers saves none of a model within another
-        names = [name for name, family in _BARE.items() if family.name.lower() == raw.get("model_type")]
+        names = [name for name, family in BARE.items() if family.name.lower() == raw.get("model_type")]
     for name in names:
         if name in known:
             kind, own = raw.get("model_type"), known[name].name.lower()
             if kind not in (None, own):  # by which transformers chooses
                 raise ModelError(f"model_type = {json.dumps(kind)[:40]} is not that of {name}, which is {own}.")
             return name
-    raise ModelError(f"architecture {shown(', '.join(names), 80) or '(none)'} is not supported; known: {_KNOWN}.")
+    raise ModelError(f"architecture {shown(', '.join(names), 80) or '(none)'} is not supported; known: {KNOWN}.")
 
 
 def _head_labels(raw: dict[str, Any]) -> tuple[str, ...]:
