@@ -64,11 +64,14 @@ struct Product {
   const uint16_t* residual; // [rows, out] to add before rounding, or null
   uint16_t* out;            // [rows, out]
   int64_t zeros, in, out_columns;  // rows are zeros from `zeros` on, and so are their products
-  bool gated, has_tiles;
+  Gate gate;
+  bool has_tiles;
+
+  bool gated() const { return gate != Gate::kNone; }
 
   // Computes rows x columns of the output; columns begin at a multiple of 32, and rows where there are tile registers.
   void compute(int64_t row, int64_t rows_here, int64_t column, int64_t columns, Buffer<float>& sums) const {
-    const int64_t halves = gated ? 2 : 1, stride = halves * columns, column_tiles = in / 32 * kTile;
+    const int64_t halves = gated() ? 2 : 1, stride = halves * columns, column_tiles = in / 32 * kTile;
     const int64_t used = std::clamp<int64_t>(zeros - row, 0, rows_here), rows_used = has_tiles ? (used + 31) / 32 * 32 : used;
     const int64_t pass = has_tiles || rows_used > kFewRows ? kDepth : in;
     float* c = sums.ensure((rows_used + 1) * stride);
@@ -94,7 +97,7 @@ struct Product {
       const float* from = c + std::min(r, rows_used) * stride;
       for (int64_t n = 0; n < columns; n += 16) {
         __m512 value = _mm512_load_ps(from + n);
-        if (gated) value = _mm512_mul_ps(silu(value), _mm512_load_ps(from + columns + n));
+        if (gated()) value = _mm512_mul_ps(activated(gate, value), _mm512_load_ps(from + columns + n));
         if (residual) value = _mm512_add_ps(value, widened(residual + place + n));
         const __m256bh rounded = _mm512_cvtneps_pbh(value);
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + n), reinterpret_cast<const __m256i&>(rounded));
@@ -105,9 +108,9 @@ struct Product {
 
 ffi::Error run(ffi::ThreadPool pool, ffi::Buffer<ffi::U16> x, ffi::Buffer<ffi::U16> weights,
                ffi::Buffer<ffi::S32> layer, ffi::Buffer<ffi::U16> residual, ffi::ResultBuffer<ffi::U16> out,
-               bool gated, bool has_tiles) {
+               int32_t gate, bool has_tiles) {
   const int64_t rows = x.dimensions()[0], in = x.dimensions()[1], columns = out->dimensions()[1];
-  const int64_t per_layer = (gated ? 2 : 1) * columns * in;
+  const int64_t per_layer = (gate ? 2 : 1) * columns * in;
   const Product product{.x = x.typed_data(),
                         .weights = weights.typed_data() + layer.typed_data()[0] * per_layer,
                         .residual = residual.element_count() ? residual.typed_data() : nullptr,
@@ -115,10 +118,10 @@ ffi::Error run(ffi::ThreadPool pool, ffi::Buffer<ffi::U16> x, ffi::Buffer<ffi::U
                         .zeros = rows_before_zeros(x.typed_data(), rows, in),
                         .in = in,
                         .out_columns = columns,
-                        .gated = gated,
+                        .gate = static_cast<Gate>(gate),
                         .has_tiles = has_tiles};
   const int64_t row_blocks = (rows + kRows - 1) / kRows;
-  int64_t width = gated ? kColumns / 2 : kColumns;
+  int64_t width = product.gated() ? kColumns / 2 : kColumns;
   while (width > 32 && row_blocks * (columns / width) < 4 * pool.num_threads()) width /= 2;
   const int64_t column_blocks = (columns + width - 1) / width;
   const auto some = [=](int64_t unit) {
@@ -140,5 +143,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(mis_packed_linear, mis::run,
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::U16>>()
                                   .Ret<ffi::Buffer<ffi::U16>>()
-                                  .Attr<bool>("gated")
+                                  .Attr<int32_t>("gate")
                                   .Attr<bool>("has_tiles"));

@@ -175,11 +175,14 @@ struct Int8Product {
   const float* scales;      // [out], likewise
   float* out;               // [rows, out]
   int64_t zeros, in, out_columns;  // rows are zeros from `zeros` on, and so are their products
-  bool gated, has_tiles;
+  Gate gate;
+  bool has_tiles;
+
+  bool gated() const { return gate != Gate::kNone; }
 
   // Computes rows x columns of the output, columns in multiples of 16.
   void compute(int64_t row, int64_t rows_here, int64_t column, int64_t columns, Buffer<int32_t>& buffer) const {
-    const int64_t halves = gated ? 2 : 1, stride = halves * columns;
+    const int64_t halves = gated() ? 2 : 1, stride = halves * columns;
     const int64_t used = std::clamp<int64_t>(zeros - row, 0, rows_here);
     int32_t* sums = buffer.ensure((used + 1) * stride);
     std::fill_n(sums + used * stride, stride, 0);
@@ -203,7 +206,7 @@ struct Int8Product {
           const __m512 scale = _mm512_loadu_ps(scales + half * out_columns + column + n);
           return _mm512_mul_ps(_mm512_mul_ps(sum, row_scale), scale);
         };
-        const __m512 value = gated ? _mm512_mul_ps(silu(scaled(0)), scaled(1)) : scaled(0);
+        const __m512 value = gated() ? _mm512_mul_ps(activated(gate, scaled(0)), scaled(1)) : scaled(0);
         _mm512_storeu_ps(out + (row + r) * out_columns + column + n, value);
       }
     }
@@ -212,7 +215,7 @@ struct Int8Product {
 
 ffi::Error product(ffi::ThreadPool pool, ffi::Buffer<ffi::U8> x, ffi::Buffer<ffi::F32> row_scales,
                    ffi::Buffer<ffi::S8> weights, ffi::Buffer<ffi::F32> scales, ffi::Buffer<ffi::S32> first,
-                   ffi::ResultBuffer<ffi::F32> out, bool gated, bool has_tiles) {
+                   ffi::ResultBuffer<ffi::F32> out, int32_t gate, bool has_tiles) {
   const int64_t rows = x.dimensions()[0], in = x.dimensions()[1], columns = out->dimensions()[1];
   const int64_t matrix = first.typed_data()[0];
   int64_t zeros = rows;  // of padding the scale is zero
@@ -225,10 +228,10 @@ ffi::Error product(ffi::ThreadPool pool, ffi::Buffer<ffi::U8> x, ffi::Buffer<ffi
                             .zeros = zeros,
                             .in = in,
                             .out_columns = columns,
-                            .gated = gated,
+                            .gate = static_cast<Gate>(gate),
                             .has_tiles = has_tiles};
   const int64_t row_blocks = (rows + kRows - 1) / kRows;
-  int64_t width = gated ? kColumns / 2 : kColumns;
+  int64_t width = product.gated() ? kColumns / 2 : kColumns;
   while (width > kRegisterTiles * kVector && row_blocks * (columns / width) < 4 * pool.num_threads()) width /= 2;
   const int64_t column_blocks = (columns + width - 1) / width;
   const auto some = [=](int64_t unit) {
@@ -260,5 +263,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(mis_int8_product, mis::product,
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Attr<bool>("gated")
+                                  .Attr<int32_t>("gate")
                                   .Attr<bool>("has_tiles"));

@@ -27,6 +27,25 @@ inline __m512 silu(__m512 x) {
   return _mm512_div_ps(x, _mm512_add_ps(power, _mm512_set1_ps(1.0f)));
 }
 
+// exp(-2 x): 0 or infinity where that is too small or too large for float32.
+inline __m512 exp_of_minus_twice(__m512 x) {
+  const __m512 power = _mm512_mul_ps(x, _mm512_set1_ps(-2.88539008f)), limit = _mm512_set1_ps(200.0f);
+  const __m512 low = _mm512_sub_ps(_mm512_setzero_ps(), limit);
+  return exp2_of(_mm512_max_ps(low, _mm512_min_ps(limit, power)));  // of infinity, exp2_of would make NaN
+}
+
+// GELU by its approximation with tanh, x / 2 (1 + tanh(u)), which is x / (1 + exp(-2 u)) (arXiv 1606.08415).
+inline __m512 gelu_tanh(__m512 x) {
+  constexpr float kSlope = 0.797884561f;  // the root of 2 / pi
+  const __m512 slope = _mm512_fmadd_ps(_mm512_mul_ps(x, x), _mm512_set1_ps(0.044715f * kSlope), _mm512_set1_ps(kSlope));
+  return _mm512_div_ps(x, _mm512_add_ps(exp_of_minus_twice(_mm512_mul_ps(x, slope)), _mm512_set1_ps(1.0f)));
+}
+
+// What gates a product, if anything does; `gate_number` of `backends/native/packed.py`.
+enum class Gate : int32_t { kNone, kSilu, kGeluTanh };
+
+inline __m512 activated(Gate gate, __m512 x) { return gate == Gate::kSilu ? silu(x) : gelu_tanh(x); }
+
 // 16 numbers in float32, of their bits in bfloat16 or as they are.
 inline __m512 widened(const uint16_t* x) {
   const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));

@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from kernel_cases import NEEDS_INT8
+from mis_kernels.activations import Gate
 from mis_kernels.backends import ANY_HEADS, Backend
 from mis_kernels.backends.native import int8
 from mis_kernels.backends.native.backend import BACKENDS, NativeInt8Backend
@@ -102,7 +103,8 @@ def test_products_are_those_of_plain_xla(shape: tuple[int, int, int], dtype: str
             return [
                 added,
                 pair.gated_linear(x),
-                pair.gated_linear(x, jnp.ones((2, columns), x.dtype)),
+                pair.gated_linear(x, gate="gelu_tanh"),
+                pair.gated_linear(x, jnp.ones((2, columns), x.dtype), gate="gelu_tanh"),
             ]
 
         return [np.asarray(each, np.float32) for each in of_layer(x, stored, jnp.int32(1))]
@@ -118,7 +120,7 @@ def test_a_rows_bits_do_not_depend_on_the_others(shape: tuple[int, int, int]) ->
     x, weight = integers(*shape, block_of(shape[1]))
     x = x * np.pi
     tiled = on_device(int8.tile(weight)).at_layer(jnp.int32(1))
-    gated = jax.jit(lambda x, w: w.product(int8.quantize_rows(x, w.block), gated=True))
+    gated = jax.jit(lambda x, w: w.product(int8.quantize_rows(x, w.block), gate="gelu_tanh"))
     whole = np.asarray(gated(x, tiled))
     for first in (0, 5, shape[0] - 7):
         among = np.concatenate([x[:11] * 100, x[first : first + 7][::-1]])
@@ -127,13 +129,13 @@ def test_a_rows_bits_do_not_depend_on_the_others(shape: tuple[int, int, int]) ->
 
 @NEEDS_INT8
 @pytest.mark.parametrize("shape", SHAPES[:2])
-@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("gate", [None, "silu"])
 def test_rows_of_zeros_at_the_end_are_zeros_and_the_others_as_without_them(
-    shape: tuple[int, int, int], gated: bool
+    shape: tuple[int, int, int], gate: Gate | None
 ) -> None:
     x, weight = integers(*shape, block_of(shape[1]))
     x, tiled = np.asarray(x * np.pi), on_device(int8.tile(weight)).at_layer(jnp.int32(1))
-    multiply = jax.jit(lambda x, w: w.product(int8.quantize_rows(x, w.block), gated=gated))
+    multiply = jax.jit(lambda x, w: w.product(int8.quantize_rows(x, w.block), gate=gate))
     whole = np.asarray(multiply(x, tiled))
     for used in (0, 1, shape[0] // 3, shape[0] - 1):
         found = np.asarray(multiply(np.where(np.arange(len(x))[:, None] < used, x, 0), tiled))

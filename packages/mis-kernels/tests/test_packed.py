@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernel_cases import NEEDS_NATIVE
+from kernel_cases import GATES, NEEDS_NATIVE
 from mis_kernels import to_bits
+from mis_kernels.activations import Gate
 from mis_kernels.backends.native import library
 from mis_kernels.backends.native.packed import PackedWeight, fits, pack
 from mis_testing.bits import assert_bits_equal
@@ -37,10 +38,10 @@ def stack(weight: np.ndarray) -> PackedWeight:
     return PackedWeight(jnp.asarray(pack(bits(weight))))
 
 
-def linear(x: jax.Array, weight: PackedWeight, layer: int = 1) -> jax.Array:
+def linear(x: jax.Array, weight: PackedWeight, layer: int = 1, gate: Gate = "silu") -> jax.Array:
     def multiply(x: jax.Array, weight: PackedWeight, layer: jax.Array) -> jax.Array:
         own = weight.at_layer(layer)
-        return own.gated_linear(x) if own.is_pair else own.linear(x)
+        return own.gated_linear(x, gate=gate) if own.is_pair else own.linear(x)
 
     return jax.jit(multiply)(x, weight, jnp.int32(layer))
 
@@ -72,17 +73,21 @@ def test_a_pair_is_gated(shape: tuple[int, int, int]) -> None:
     up = np.random.default_rng(9).standard_normal(gate.shape) / shape[1] ** 0.5
     pair = np.stack([gate, up], axis=1)
     left, right = exact(x) @ exact(gate[1]), exact(x) @ exact(up[1])
-    found = np.asarray(linear(x, stack(pair)), np.float64)
-    np.testing.assert_allclose(found, left / (1 + np.exp(-left)) * right, atol=ROUNDED_ONCE, rtol=ROUNDED_ONCE)
-    assert np.abs(np.asarray(linear(x, stack(pair[:, ::-1])), np.float64) - found).max() > 0.1
+    for gate, activated in GATES.items():
+        found = np.asarray(linear(x, stack(pair), gate=gate), np.float64)
+        np.testing.assert_allclose(found, activated(left) * right, atol=ROUNDED_ONCE, rtol=ROUNDED_ONCE)
+        assert np.abs(np.asarray(linear(x, stack(pair[:, ::-1]), gate=gate), np.float64) - found).max() > 0.1
 
 
-def test_extreme_gates_do_not_overflow() -> None:
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("size", [300.0, 1e30], ids=["large", "of an infinite square"])
+def test_extreme_gates_do_not_overflow(gate: Gate, size: float) -> None:
     x = jnp.ones((32, 32), jnp.bfloat16)
-    pair = np.stack([np.full((1, 32, 32), -300.0), np.ones((1, 32, 32))], axis=1)
-    assert not np.asarray(linear(x, stack(pair), 0), np.float32).any()
-    pair[:, 0] = 300.0
-    np.testing.assert_allclose(np.asarray(linear(x, stack(pair), 0), np.float32), 9600 * 32, rtol=ROUNDED_ONCE)
+    pair = np.stack([np.full((1, 32, 32), -size), np.ones((1, 32, 32))], axis=1)
+    assert not np.asarray(linear(x, stack(pair), 0, gate), np.float32).any()
+    pair[:, 0] = size
+    found = np.asarray(linear(x, stack(pair), 0, gate), np.float32)
+    np.testing.assert_allclose(found, 32 * size * 32, rtol=ROUNDED_ONCE)
 
 
 @pytest.mark.parametrize("shape", SHAPES[1:])

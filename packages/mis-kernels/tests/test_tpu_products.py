@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernel_cases import EMULATED, SMALL
+from kernel_cases import EMULATED, GATES, SMALL
+from mis_kernels.activations import Gate
 from mis_kernels.backends import ANY_HEADS, Backend
 from mis_kernels.backends.tpu import products
 from mis_kernels.backends.tpu.backend import TpuBackend
@@ -43,7 +44,9 @@ def layer_of(backend: Backend, weight: QuantizedWeight) -> QuantizedWeight:
     return backend.pack_quantized(weight, *weight.values.shape[-2:]).at_layer(LAYER)
 
 
-def computed(backend: Backend, x: jax.Array, weight: QuantizedWeight, interpret: bool, **others: Any) -> np.ndarray:
+def computed(
+    backend: Backend, x: jax.Array, weight: QuantizedWeight, interpret: bool, *, gate: Gate = "silu", **others: Any
+) -> np.ndarray:
     """What a backend makes of rows and one layer of a stack."""
     gated = weight.values.ndim == 4
 
@@ -51,7 +54,7 @@ def computed(backend: Backend, x: jax.Array, weight: QuantizedWeight, interpret:
         here = layer_of(backend, weight)
         norm = norm_of(x) if others.get("normed") is not None else None
         if gated:
-            return here.gated_linear(x, norm=norm)
+            return here.gated_linear(x, norm=norm, gate=gate)
         return here.linear(x, others.get("residual"), norm)
 
     with compiling_for(interpret=interpret):
@@ -75,10 +78,11 @@ def test_it_is_plain_xlas_product(rows: int, depth: int, columns: int, block: in
 
 
 @pytest.mark.tpu
-def test_pairs_are_gated(interpret: bool) -> None:
+@pytest.mark.parametrize("gate", GATES)
+def test_pairs_are_gated(gate: Gate, interpret: bool) -> None:
     weight, x = stack(256, 384, pair=True), rows_of(128, 256)
-    expected = computed(PLAIN, x, weight, interpret, normed=jnp.ones(()))
-    found = computed(TPU, x, weight, interpret, normed=jnp.ones(()))
+    expected = computed(PLAIN, x, weight, interpret, gate=gate, normed=jnp.ones(()))
+    found = computed(TPU, x, weight, interpret, gate=gate, normed=jnp.ones(()))
     np.testing.assert_allclose(found, expected, rtol=2**-7, atol=1e-6 * np.abs(expected).max())
 
 
@@ -87,7 +91,7 @@ def test_gates_with_biases_are_left_to_xla(interpret: bool) -> None:
     weight, x = stack(256, 128, pair=True), rows_of(64, 256)
     bias = jnp.asarray(np.random.default_rng(4).normal(size=(2, 128)), jnp.bfloat16)
     with compiling_for(interpret=interpret):
-        found, expected = (layer_of(each, weight).gated_linear(x, bias) for each in (TPU, PLAIN))
+        found, expected = (layer_of(each, weight).gated_linear(x, bias, gate="gelu_tanh") for each in (TPU, PLAIN))
     assert_close(np.asarray(found, np.float32), np.asarray(expected, np.float32))
 
 

@@ -151,6 +151,9 @@ inline __m512 _mm512_div_ps(__m512 x, __m512 y) { return x / y; }
 inline __m512 _mm512_max_ps(__m512 x, __m512 y) {
   return mis::emulated::floats([&](int i) { return x[i] > y[i] ? x[i] : y[i]; });
 }
+inline __m512 _mm512_min_ps(__m512 x, __m512 y) {
+  return mis::emulated::floats([&](int i) { return x[i] < y[i] ? x[i] : y[i]; });
+}
 inline __m512 _mm512_abs_ps(__m512 x) {
   return mis::emulated::floats([&](int i) { return __builtin_fabsf(x[i]); });
 }

@@ -14,6 +14,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Float32, Int32
 
+from mis_kernels.activations import Gate, activated
 from mis_kernels.heads import HeadShape
 from mis_kernels.storage import from_bits
 from mis_kernels.target import platform
@@ -97,16 +98,21 @@ class Weight(ABC):
 
     @abstractmethod
     def gated_linear(
-        self, x: Float[Array, "rows in"], bias: Float[Array, "2 out"] | None = None, norm: FoldedNorm | None = None
+        self,
+        x: Float[Array, "rows in"],
+        bias: Float[Array, "2 out"] | None = None,
+        norm: FoldedNorm | None = None,
+        gate: Gate = "silu",
     ) -> Float[Array, "rows out"]:
-        """Multiply with a pair, a gate and what it gates, and return silu(gate) * up, computed in float32.
+        """Multiply with a pair, a gate and what it gates; return `gate(x gate) * (x up)`, in float32, rounded once.
 
-        Source: SwiGLU, arXiv 2002.05202, with the SiLU that the model families use.
+        Source: SwiGLU and GEGLU, arXiv 2002.05202.
 
         Args:
             x: Activations.
             bias: Of both products; not with packed weights (`Backend.packs`).
             norm: In front of both products; only of backends that fold norms.
+            gate: What the gate goes through.
         """
 
     def project(
@@ -142,13 +148,15 @@ class UnfusedWeight(Weight):
         product = self._scaled(self.operand(x), factor).astype(x.dtype)
         return product if residual is None else residual + product
 
-    def gated_linear(self, x: Array, bias: Array | None = None, norm: FoldedNorm | None = None) -> Array:
+    def gated_linear(
+        self, x: Array, bias: Array | None = None, norm: FoldedNorm | None = None, gate: Gate = "silu"
+    ) -> Array:
         """Gate two products of the same rows."""
         rows, factor = self.operand(x), None if norm is None else norm.factor(x.shape[1])
-        gate, up = self[0]._scaled(rows, factor), self[1]._scaled(rows, factor)
+        gates, up = self[0]._scaled(rows, factor), self[1]._scaled(rows, factor)
         if bias is not None:
-            gate, up = gate + bias[0], up + bias[1]
-        return (jax.nn.silu(gate) * up).astype(x.dtype)
+            gates, up = gates + bias[0], up + bias[1]
+        return (activated(gates, gate) * up).astype(x.dtype)
 
     def _scaled(self, rows: Any, factor: Array | None) -> Array:
         product = self.product(rows)

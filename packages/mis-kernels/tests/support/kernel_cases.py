@@ -1,7 +1,7 @@
 """Steps for tests of every backend: segments, random tensors, and a cache full of NaN where nobody wrote."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from mis_kernels import lay_out, reference_attention, write_pages
+from mis_kernels.activations import Gate
 from mis_kernels.backends import ANY_HEADS, Backend, LaidOut, StepLimits, choose
 from mis_kernels.backends.gpu.backend import GpuBackend
 from mis_kernels.backends.native import library as native
@@ -31,6 +32,13 @@ EMULATED = None if jax.default_backend() == "tpu" else UNOPTIMISED
 # Compiled as a whole: outside of `jit` every operation of every new shape is compiled by itself.
 write_pages = jax.jit(write_pages, static_argnames="backend")
 _reference = jax.jit(reference_attention, static_argnames="scale", compiler_options=UNOPTIMISED)
+
+
+GATES: dict[Gate, Callable[[np.ndarray], np.ndarray]] = {
+    "silu": lambda x: x * (1 + np.tanh(x / 2)) / 2,
+    "gelu_tanh": lambda x: x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2,
+}
+"""What gates are, of float64."""
 
 
 def unless(lacking: str | None) -> pytest.MarkDecorator:

@@ -13,8 +13,9 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Float32, Int32
 
+from mis_kernels.activations import Gate
 from mis_kernels.backends.native import library
-from mis_kernels.backends.native.packed import TILE_COLUMNS, tile_specs, tiled
+from mis_kernels.backends.native.packed import TILE_COLUMNS, gate_number, tile_specs, tiled
 from mis_kernels.quantized import QuantizedRows, QuantizedWeight
 from mis_kernels.storage import to_bits
 from mis_kernels.weights import FoldedNorm
@@ -55,8 +56,8 @@ class TiledWeight(QuantizedWeight):
         """Quantise in one pass over the rows."""
         return quantize_rows(x, self.block)
 
-    def product(self, rows: QuantizedRows, *, gated: bool = False) -> Float32[Array, "rows out"]:
-        """Multiply rows of `quantize_rows` with one weight, or, `gated`, with a pair: silu(x gate) * (x up).
+    def product(self, rows: QuantizedRows, *, gate: Gate | None = None) -> Float32[Array, "rows out"]:
+        """Multiply rows of `quantize_rows` with one weight, or, with a `gate`, with a pair: gate(x gate) * (x up).
 
         A row's bits depend on the row alone, whatever the number of rows.
 
@@ -68,14 +69,16 @@ class TiledWeight(QuantizedWeight):
         out = jax.ShapeDtypeStruct((len(rows.values), self.scales.shape[-1]), jnp.float32)
         first = jnp.reshape(self.matrix, 1).astype(jnp.int32)
         call = jax.ffi.ffi_call("mis_int8_product", out)
-        how = {"gated": np.bool_(gated), "has_tiles": np.bool_(library.has_int8_tiles())}
+        how = {"gate": gate_number(gate), "has_tiles": np.bool_(library.has_int8_tiles())}
         return call(rows.values, rows.scales, self.values, self.scales, first, **how)
 
-    def gated_linear(self, x: Array, bias: Array | None = None, norm: FoldedNorm | None = None) -> Array:
+    def gated_linear(
+        self, x: Array, bias: Array | None = None, norm: FoldedNorm | None = None, gate: Gate = "silu"
+    ) -> Array:
         """Gate products before they leave the cache, if nothing comes in between."""
         if bias is None and norm is None:
-            return self.product(self.operand(x), gated=True).astype(x.dtype)
-        return super().gated_linear(x, bias, norm)
+            return self.product(self.operand(x), gate=gate).astype(x.dtype)
+        return super().gated_linear(x, bias, norm, gate)
 
 
 def fits(depth: int, columns: int) -> bool:

@@ -6,7 +6,7 @@ an index, not a copy), and sums are rounded, or gated and rounded, before they l
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int32, Shaped, UInt16
 
+from mis_kernels.activations import Gate
 from mis_kernels.backends.native import library
 from mis_kernels.storage import from_bits, to_bits
 from mis_kernels.weights import FoldedNorm, Weight
@@ -56,22 +57,25 @@ class PackedWeight(Weight):
         assert norm is None, "norms are not folded here"
         return self.product(x, residual)
 
-    def gated_linear(self, x: Array, bias: Array | None = None, norm: FoldedNorm | None = None) -> Array:
+    def gated_linear(
+        self, x: Array, bias: Array | None = None, norm: FoldedNorm | None = None, gate: Gate = "silu"
+    ) -> Array:
         """Gate products before they leave the cache."""
         assert bias is None, "packed weights are gated before a bias could be added"
         assert norm is None, "norms are not folded here"
-        return self.product(x)
+        return self.product(x, gate=gate)
 
     def product(
-        self, x: Float[Array, "rows in"], residual: Float[Array, "rows out"] | None = None
+        self, x: Float[Array, "rows in"], residual: Float[Array, "rows out"] | None = None, gate: Gate = "silu"
     ) -> Float[Array, "rows out"]:
-        """Multiply with a layer's weight and round to bfloat16; of a pair, return silu(x gate) * (x up), rounded once.
+        """Multiply with a layer's weight and round to bfloat16; of a pair, return gate(x gate) * (x up), rounded once.
 
         A row's bits depend on the row alone, whatever the number of rows.
 
         Args:
             x: bfloat16; with AMX, a multiple of `ROWS` rows.
             residual: bfloat16, added before rounding.
+            gate: What the gate of a pair goes through.
 
         Raises:
             ValueError: AMX does not take so many rows, or this is a whole stack.
@@ -85,8 +89,13 @@ class PackedWeight(Weight):
         call = jax.ffi.ffi_call("mis_packed_linear", jax.ShapeDtypeStruct((len(x), columns), jnp.uint16))
         layer = jnp.reshape(self.layer, 1).astype(jnp.int32)
         added = jnp.zeros((0, 0), jnp.uint16) if residual is None else to_bits(residual)
-        how = {"gated": np.bool_(self.is_pair), "has_tiles": np.bool_(has_tiles)}
+        how = {"gate": gate_number(gate if self.is_pair else None), "has_tiles": np.bool_(has_tiles)}
         return from_bits(call(to_bits(x), self.tiles, layer, added, **how))
+
+
+def gate_number(gate: Gate | None) -> np.int32:
+    """Return the number by which the library knows a gate, or none (`Gate` of `native/vectors.h`)."""
+    return np.int32(0 if gate is None else 1 + get_args(Gate).index(gate))
 
 
 def fits(*dimensions: int) -> bool:

@@ -5,6 +5,7 @@ quantised rows in VMEM while it reads the weight once, some columns at a time; w
 of a piece is worked on while the matrix units compute other pieces. A folded norm's sum of squares is taken on the way.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -17,6 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int32
 
+from mis_kernels.activations import Gate
 from mis_kernels.backends.tpu.fetch import LANES, Ref, Scalar, in_hbm
 from mis_kernels.quantized import LARGEST, QuantizedWeight, hadamard
 from mis_kernels.target import target
@@ -112,8 +114,9 @@ def tpu_quantized_product(
     layer: Int32[Array, ""],
     residual: Float[Array, "rows out"] | None = None,
     epsilon: float | None = None,
+    gate: Gate = "silu",
 ) -> Float[Array, "rows out"]:
-    """Multiply with one layer's weight; of a pair, return silu(x gate) * (x up). A row's bits depend on it alone.
+    """Multiply with one layer's weight; of a pair, return gate(x gate) * (x up). A row's bits depend on it alone.
 
     Args:
         x: Activations; a multiple of 32 rows.
@@ -121,6 +124,7 @@ def tpu_quantized_product(
         layer: Which layer of it, of which no copy is made.
         residual: Is added to the rounded product.
         epsilon: Of the folded norm in front of the product; None: there is none.
+        gate: What the gate of a pair goes through.
 
     Raises:
         ValueError: rows or weight do not fit the kernel.
@@ -142,7 +146,7 @@ def tpu_quantized_product(
     others = () if residual is None else (in_hbm(residual),)
     out = pl.BlockSpec((sizes.rows, sizes.columns), maps.cell)
     return pl.pallas_call(
-        partial(product_kernel, block=weight.block, epsilon=epsilon),
+        partial(product_kernel, block=weight.block, epsilon=epsilon, gate=gate),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=grid,
@@ -172,7 +176,15 @@ def tpu_quantized_product(
 
 
 def product_kernel(
-    layer: Ref, x: Ref, values: Ref, scales: Ref, rotation: Ref, *others: Ref, block: int, epsilon: float | None
+    layer: Ref,
+    x: Ref,
+    values: Ref,
+    scales: Ref,
+    rotation: Ref,
+    *others: Ref,
+    block: int,
+    epsilon: float | None,
+    gate: Gate,
 ) -> None:
     """One block of rows and columns; the first columns' steps quantise the rows."""
     *residual, out, quantised, row_scales = others
@@ -190,9 +202,8 @@ def product_kernel(
                 dot(integers, values[0, part, :, piece]) * scale * scales[0, part, :, piece]
                 for part in range(values.shape[1])
             )
-            if second:  # silu(x) = x / 2 (1 + tanh(x / 2)), which takes one operation of few
-                half = 0.5 * first
-                first = (half + half * jnp.tanh(half)) * second[0]
+            if second:
+                first = _activated(first, gate) * second[0]
             rounded = first.astype(out.dtype)
             out[strip, piece] = residual[0][strip, piece] + rounded if residual else rounded
 
@@ -215,6 +226,15 @@ def product_kernel(
     def _() -> None:
         for strip in strips:
             multiply(strip, quantised[kept(strip)], row_scales[kept(strip)])
+
+
+def _activated(x: Array, gate: Gate) -> Array:
+    """Return SiLU or GELU of each number, both as `x / 2 (1 + tanh(...))`: of what computes tanh, there is little."""
+    half = 0.5 * x
+    if gate == "silu":
+        return half + half * jnp.tanh(half)
+    slope = math.sqrt(2 / math.pi)
+    return half + half * jnp.tanh(x * (slope + 0.044715 * slope * (x * x)))
 
 
 def quantise(x: Array, rotation: Array, block: int, epsilon: float | None) -> tuple[Array, Array]:

@@ -6,6 +6,7 @@ from typing import Any, Self
 import jax
 from jaxtyping import Array, Int32
 
+from mis_kernels.activations import Gate
 from mis_kernels.backends.tpu import projection
 from mis_kernels.backends.tpu.products import tpu_quantized_product
 from mis_kernels.heads import HeadShape
@@ -42,12 +43,14 @@ class KernelWeight(QuantizedWeight):
         with jax.named_scope("qkv"):
             return projection.tpu_quantized_projection(x, self, self.layer, bias, heads, rotations, _epsilon(norm))
 
-    def gated_linear(self, x: Array, bias: Array | None = None, norm: FoldedNorm | None = None) -> Array:
+    def gated_linear(
+        self, x: Array, bias: Array | None = None, norm: FoldedNorm | None = None, gate: Gate = "silu"
+    ) -> Array:
         """Gate products in one pass; those with biases, for which the kernel has no place, are XLA's."""
         if bias is None:
-            return tpu_quantized_product(x, self, self.layer, epsilon=_epsilon(norm))
+            return tpu_quantized_product(x, self, self.layer, epsilon=_epsilon(norm), gate=gate)
         stack = QuantizedWeight(self.values, self.scales, self.block)
-        return stack.at_layer(self.layer).gated_linear(x, bias, norm)
+        return stack.at_layer(self.layer).gated_linear(x, bias, norm, gate)
 
 
 def _epsilon(norm: FoldedNorm | None) -> float | None:
