@@ -11,6 +11,7 @@ namespace ffi = xla::ffi;
 namespace mis {
 
 constexpr int kBlockRows = 1024;
+constexpr float kLog2E = 1.44269504f;
 
 struct Problem {
   const uint16_t *q, *k, *v, *k_pages, *v_pages;
@@ -18,7 +19,7 @@ struct Problem {
   uint16_t* out;
   int64_t tokens, heads, kv_heads, dim, pages, page_size, pages_per_context;
   int64_t window;  // positions that a token sees, its own the last
-  float scale;     // of the logits, times log2(e)
+  Logits logits;
   bool has_tiles;
 
   int64_t group() const { return heads / kv_heads; }
@@ -81,7 +82,7 @@ void attend_context(const Problem& p, int64_t head, Block block, Scratch& scratc
       return pages + ((head_pages + table[position / p.page_size]) * p.page_size + position % p.page_size) * dim;
     };
     scratch.keys.pack(count, dim, [&](int n) { return at(p.k_pages, n); }, [&](int n) { return at(p.v_pages, n); });
-    attend_tile(scratch.rows, scratch.keys, 0, rows, dim, p.scale, from, until, start, p.has_tiles);
+    attend_tile(scratch.rows, scratch.keys, 0, rows, dim, p.logits, from, until, start, p.has_tiles);
   }
 }
 
@@ -101,7 +102,7 @@ void attend_own(const Problem& p, int64_t head, Block block, Scratch& scratch) {
       const auto at = [&](const uint16_t* x, int n) { return x + ((start + n) * p.kv_heads + head) * dim; };
       scratch.keys.pack(count, dim, [&](int n) { return at(p.k, n); }, [&](int n) { return at(p.v, n); });
       const int64_t row = (t - block.begin) * group;
-      attend_tile(scratch.rows, scratch.keys, row, rows, dim, p.scale, from, until, start, p.has_tiles);
+      attend_tile(scratch.rows, scratch.keys, row, rows, dim, p.logits, from, until, start, p.has_tiles);
     }
   }
 }
@@ -132,7 +133,7 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::U16> q, ffi::Buffer<
                      ffi::Buffer<ffi::U16> k_pages, ffi::Buffer<ffi::U16> v_pages, ffi::Buffer<ffi::S32> context_id,
                      ffi::Buffer<ffi::S32> context_len, ffi::Buffer<ffi::S32> segment_start,
                      ffi::Buffer<ffi::S32> page_table, ffi::Buffer<ffi::S32> window,
-                     ffi::ResultBuffer<ffi::U16> out, float scale, bool has_tiles) {
+                     ffi::ResultBuffer<ffi::U16> out, float scale, float cap, bool has_tiles) {
   const auto new_shape = q.dimensions(), cache_shape = k_pages.dimensions();
   const Problem problem = {q.typed_data(),
                            k.typed_data(),
@@ -152,7 +153,7 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::U16> q, ffi::Buffer<
                            cache_shape[2],
                            page_table.dimensions()[1],
                            *window.typed_data(),
-                           scale * 1.44269504f,
+                           {scale * kLog2E, cap * kLog2E},
                            has_tiles};
   const std::vector<Block> blocks = cut(problem);
   const int64_t count = blocks.size();
@@ -181,4 +182,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(mis_segment_attention, mis::attention,
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Ret<ffi::Buffer<ffi::U16>>()
                                   .Attr<float>("scale")
+                                  .Attr<float>("cap")
                                   .Attr<bool>("has_tiles"));

@@ -163,6 +163,22 @@ struct Rows {
   float total_of(int row) const { return _mm512_reduce_add_ps(_mm512_load_ps(total.data() + row * 16)); }
 };
 
+// What makes logits of products of queries and keys, in powers of 2.
+struct Logits {
+  float scale;  // a factor, which includes log2(e)
+  float cap;    // bends them to cap * tanh(logit / cap), in the same units; 0: there is none
+
+  // Caps products of `live` rows with 32 keys, in place; returns what is left to multiply them with.
+  float capped(float* products, int live) const {
+    if (cap == 0) return scale;
+    const __m512 factor = _mm512_set1_ps(scale / cap), caps = _mm512_set1_ps(cap);
+    for (float* at = products; at < products + 32 * live; at += 16) {
+      _mm512_store_ps(at, _mm512_mul_ps(caps, tanh_of(_mm512_mul_ps(factor, _mm512_load_ps(at)))));
+    }
+    return 1;
+  }
+};
+
 // Weights of keys `begin` to `begin + 32` of a tile, whose first `skipped` keys no row sees, for the `live` rows from
 // `first` on. `seen(row)` has a bit for each key that a row sees, the others get weight zero; `all` says that every row
 // sees every key.
@@ -272,14 +288,14 @@ inline void multiply_values(const uint16_t* weights, const uint16_t* v, int live
 }
 
 // Takes a packed tile into rows `first` to `first + count` of a block. The tile's keys are `start` and following ones,
-// of which a row sees those from `from[row]` to before `until[row]`. `scale` includes log2(e).
+// of which a row sees those from `from[row]` to before `until[row]`.
 //
 // Of groups of 32 keys before the first and behind the last that a row of a strip sees, nothing is computed: they
 // would add zeros.
 //
 // The weights of 32 keys are computed while the logits of the next 32 are multiplied: a product takes few
 // instructions and much time, so that both units of the core work at once.
-inline void attend_tile(Rows& rows, const PackedKeys& keys, int first, int count, int dim, float scale,
+inline void attend_tile(Rows& rows, const PackedKeys& keys, int first, int count, int dim, Logits of_products,
                         const int32_t* from, const int32_t* until, int start, bool has_tiles) {
   const int64_t tiles_of_key = dim / 32, tiles_of_keys = dim / 16;
   for (int begin = 0; begin < count; begin += kStrip) {
@@ -305,6 +321,7 @@ inline void attend_tile(Rows& rows, const PackedKeys& keys, int first, int count
     multiply(skipped);
     for (int n = skipped; n < most; n += 32) {
       if (n + 32 < most) multiply(n + 32);
+      const float scale = of_products.capped(logits(n), live);
       weigh(rows, logits(n), skipped, n, first + begin, live, dim, scale, least >= n + 32 && unseen <= n,
             [&](int row) { return before(until[begin + row], n) & ~before(from[begin + row], n); });
     }

@@ -39,15 +39,18 @@ GRID_HAS = {  # every value of these axes, for the same backends and per commit,
 }  # fmt: skip
 EMULATED = {  # per commit; the grid of the emulated kernel has the rest
     ("many contexts in one block", "bfloat16"), ("a window over many contexts", "bfloat16"),
+    ("a cap and a window over many contexts", "float32"),
 }  # fmt: skip
 ON_EMULATED_GPU = {  # per commit: all that a program does
     ("many contexts in one block", "bfloat16"), ("a later chunk of a query", "float32"),
     ("an item longer than a block", "float32"), ("items see parts of a context", "bfloat16"),
     ("head_dim 64, group 7", "float32"), ("head_dim 96, multi-query", "bfloat16"), ("head_dim 256", "bfloat16"),
     ("a window shorter than items", "float32"), ("a window at a page's edge over a later chunk", "bfloat16"),
+    ("a cap and a window over many contexts", "float32"),
 }  # fmt: skip
 
-attend = jax.jit(segment_attention, static_argnames=("scale", "backend"))
+STATIC = ("scale", "cap", "backend")
+attend = jax.jit(segment_attention, static_argnames=STATIC)
 
 
 def points() -> list[ParameterSet]:
@@ -77,7 +80,7 @@ def test_equals_the_reference(
     case = dataclasses.replace(case, head_dim=max(case.head_dim, 32)) if backend == "native" else case
     emulated = compiling_for(interpret=interpret and backend == "tpu", bounds_checks=True)
     options = UNOPTIMISED if backend in ("tpu", "gpu") and jax.default_backend() != backend else None
-    attend = jax.jit(segment_attention, static_argnames=("scale", "backend"), compiler_options=options)
+    attend = jax.jit(segment_attention, static_argnames=STATIC, compiler_options=options)
     with gpu() if backend == "gpu" else emulated:
         arrays = case.arrays(jnp.dtype(dtype), backend_of(backend, case, dtype))
         found = np.asarray(attend(**arrays), np.float32)
@@ -174,9 +177,10 @@ def test_rows_outside_segments_are_zero() -> None:
     dtype=st.sampled_from(["float32", "bfloat16"]),
     context=st.sampled_from([0, 2, 3, 4, 5]),
     window=st.sampled_from([None, 1, 64, 130, 513]),
+    cap=st.sampled_from([None, 2.0]),
 )
 def test_a_segments_bits_do_not_depend_on_other_segments(
-    backend, tokens, length, lengths, neighbours, order, dtype, context, window
+    backend, tokens, length, lengths, neighbours, order, dtype, context, window, cap
 ) -> None:
     """Alone and among others - more, longer, of other contexts, in any order - a segment's output is the same."""
     contexts = (300, 0, 70, 60, 200, 1100, *range(61, 70))
@@ -188,7 +192,7 @@ def test_a_segments_bits_do_not_depend_on_other_segments(
     dtype, head_dim = ("bfloat16", 64) if backend == "native" else (dtype, 16)
     shape = {"contexts": contexts, "group": 2, "head_dim": head_dim, "limits": StepLimits(len(contexts), 1100, 1024)}
     if backend == "native" or tokens != 2048:  # others would compile twice as many steps per commit
-        shape["window"] = window
+        shape |= {"window": window, "cap": cap, "spread": 6.0}
     alone = Case([chosen], tokens=128 if length <= 128 else 1024, **shape)
     among = Case([*others[:at], chosen, *others[at:]], tokens=tokens, **shape)
 
@@ -200,15 +204,46 @@ def test_a_segments_bits_do_not_depend_on_other_segments(
     np.testing.assert_array_equal(rows(alone, 0), rows(among, at))
 
 
-@pytest.mark.parametrize("window", [None, 200])
+@pytest.mark.parametrize(("window", "cap"), [(None, None), (200, None), pytest.param(200, 2.0, marks=pytest.mark.full)])
 @pytest.mark.parametrize("backend", ON_CPU)
-def test_a_querys_bits_do_not_depend_on_how_it_is_chunked(backend: str, window: int | None) -> None:
-    whole = Case([Segment(640, paged=True)], group=1, head_dim=32, window=window)
+def test_a_querys_bits_do_not_depend_on_how_it_is_chunked(
+    backend: str, window: int | None, cap: float | None
+) -> None:
+    whole = Case([Segment(640, paged=True)], group=1, head_dim=32, window=window, cap=cap, spread=6.0)
     arrays = whole.arrays(jnp.bfloat16, backend)
     later = Case([Segment(128, paged=True)], contexts=(512,), group=1, head_dim=32, window=window).layout(backend)[0]
     table = whole.page_table()
     part = {**arrays, **{name: arrays[name][512:640] for name in "qkv"}, "segments": _on(later, table)}
     np.testing.assert_array_equal(np.asarray(attend(**arrays))[512:640], np.asarray(attend(**part))[:128])
+
+
+@pytest.mark.parametrize("backend", ON_CPU)
+def test_a_capped_segments_bits_do_not_depend_on_other_segments(backend: str) -> None:
+    shape = {"contexts": (300, 70), "head_dim": 32, "cap": 2.0, "spread": 6.0, "limits": StepLimits(2, 320, 300)}
+    chosen = Segment(150)
+    alone, among = Case([chosen], **shape), Case([Segment(3), Segment(70, context=1), chosen, Segment(99)], **shape)
+
+    def rows(case: Case, index: int) -> np.ndarray:
+        start = case.layout()[1][index]
+        found = attend(**case.arrays(jnp.bfloat16, backend_of(backend, case, "bfloat16")))
+        return np.asarray(found)[start : start + chosen.length]
+
+    np.testing.assert_array_equal(rows(alone, 0), rows(among, 2))
+
+
+@pytest.mark.parametrize("backend", ["xla", "dense", "reference", "tpu", "gpu"])
+def test_programs_without_a_cap_know_nothing_of_caps(
+    backend: str, gpu: Callable[[], AbstractContextManager]
+) -> None:
+    def program(cap: float | None) -> str:
+        case = Case([Segment(5)], contexts=(30,), cap=cap)
+        with gpu() if backend == "gpu" else compiling_for(interpret=True):
+            arrays = case.arrays(jnp.float32, backend_of(backend, case, "float32"))
+            how = {name: arrays.pop(name) for name in STATIC if name in arrays}
+            return str(jax.make_jaxpr(lambda arrays: segment_attention(**arrays, **how))(arrays))
+
+    assert "tanh" in program(50.0)
+    assert "tanh" not in program(None)
 
 
 def _on(segments, table):
@@ -223,3 +258,5 @@ def test_bad_shapes_are_named() -> None:
         segment_attention(**{**arrays, **{name: arrays[name][:32] for name in "qkv"}})
     with pytest.raises(ValueError, match="backend: 'cuda' is unknown"):
         segment_attention(**arrays | {"backend": "cuda"})
+    with pytest.raises(ValueError, match="cap: logits stay below a positive number, not 0"):
+        segment_attention(**arrays, cap=0.0)

@@ -5,6 +5,7 @@ values into the paged cache, `segment_attention` attends; `reference_attention` 
 for those who want them, come from `intervals_of_lengths` and its neighbours.
 """
 
+from mis_kernels.activations import Gate, capped
 from mis_kernels.backends.reference.backend import reference_attention, visibility
 from mis_kernels.backends.xla.norms import row_sum
 from mis_kernels.backends.xla.rope import rotary_tables
@@ -24,8 +25,10 @@ from mis_kernels.storage import from_bits, to_bits
 __version__ = "0.3.0"
 
 __all__ = [
+    "Gate",
     "Intervals",
     "Segments",
+    "capped",
     "dense_mask",
     "from_bits",
     "intervals_of_delimiters",

@@ -3,7 +3,8 @@
 from typing import Literal
 
 import jax
-from jaxtyping import Array, Float
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Float32
 
 Gate = Literal["silu", "gelu_tanh"]
 """Which function a gate goes through: SiLU, or GELU by its approximation with tanh."""
@@ -16,3 +17,18 @@ def activated(values: Float[Array, "rows out"], gate: Gate) -> Float[Array, "row
     what PyTorch calls `approximate="tanh"`.
     """
     return jax.nn.silu(values) if gate == "silu" else jax.nn.gelu(values, approximate=True)
+
+
+def capped(values: Float32[Array, "*shape"], cap: float | None) -> Float32[Array, "*shape"]:
+    """Return `cap * tanh(values / cap)`, between minus and plus the cap; the values themselves where there is no cap.
+
+    What is masked with minus infinity is masked afterwards: the cap of that is a number.
+
+    Source: the soft caps of Gemma 2, arXiv 2408.00118, section 2.
+    """
+    return values if cap is None else cap * jnp.tanh(values / cap)
+
+
+def logits_of(products: Float32[Array, "*shape"], scale: float, cap: float | None) -> Float32[Array, "*shape"]:
+    """Return products of queries and keys times the scale, `capped`, with one multiplication in front of the tanh."""
+    return products * scale if cap is None else cap * jnp.tanh(products * (scale / cap))

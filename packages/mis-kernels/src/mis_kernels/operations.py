@@ -87,6 +87,7 @@ def segment_attention(
     segments: LaidOut,
     *,
     scale: float,
+    cap: float | None = None,
     backend: Backend | str | None = None,
 ) -> Float[Array, "tokens heads head_dim"]:
     """Attend from packed new tokens to their contexts and their own segments.
@@ -102,6 +103,7 @@ def segment_attention(
         v_pages: Value cache, likewise.
         segments: What each token sees.
         scale: Factor of the logits, usually `head_dim ** -0.5`.
+        cap: Of the scaled logits, see `mis_kernels.capped`; None: there is none.
         backend: Who attends, or its name: the one that `segments` were laid out for; `reference` and `native` take
             segments of any. Default: the first that fits.
 
@@ -115,6 +117,8 @@ def segment_attention(
     `xla` on CPU; the other backends do not promise it.
     """
     _check(q, k, v, k_pages, v_pages, segments)
+    if cap is not None and not cap > 0:
+        raise ValueError(f"cap: logits stay below a positive number, not {cap}")
     heads = HeadShape(q.shape[1], k.shape[1], q.shape[2])
     chosen = backend if isinstance(backend, Backend) else choose(heads, q.dtype.name, backend)
     tokens = segments.num_tokens
@@ -123,7 +127,7 @@ def segment_attention(
     wider = k_pages.shape[3] - heads.head_dim
     with jax.named_scope(f"attention_{chosen.name}"):
         q, k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, wider))) for x in (q, k, v)) if wider else (q, k, v)
-        return chosen.attend(q, k, v, k_pages, v_pages, segments, scale=scale)[..., : heads.head_dim]
+        return chosen.attend(q, k, v, k_pages, v_pages, segments, scale=scale, cap=cap)[..., : heads.head_dim]
 
 
 def write_pages(

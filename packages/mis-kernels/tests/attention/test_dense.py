@@ -17,7 +17,10 @@ from mis_kernels.heads import HEAD_SHAPES, HeadShape
 from mis_kernels.masks import intervals_of_segments
 from mis_testing.tolerances import ATTENTION
 
-PER_COMMIT = ("many contexts in one block", "items see parts of a context", "head_dim 96, multi-query")
+PER_COMMIT = (
+    "many contexts in one block", "items see parts of a context", "head_dim 96, multi-query",
+    "a cap and a window over many contexts",
+)  # fmt: skip
 POINTS = [pytest.param(name, marks=() if name in PER_COMMIT else pytest.mark.full) for name in CASES]
 
 
@@ -31,7 +34,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("name", POINTS)
 def test_equals_the_reference(name: str) -> None:
     arrays = CASES[name].arrays(jnp.float32)
-    found = jax.jit(segment_attention, static_argnames=("scale", "backend"))(**arrays | {"backend": "dense"})
+    found = jax.jit(segment_attention, static_argnames=("scale", "cap", "backend"))(**arrays | {"backend": "dense"})
     np.testing.assert_allclose(
         np.asarray(found), in_float32(arrays), atol=ATTENTION["float32"], rtol=ATTENTION["float32"]
     )

@@ -137,6 +137,24 @@ def test_flat_and_peaked_weights(factor: float) -> None:
     )
 
 
+@pytest.mark.parametrize(("cap", "spread"), [(50.0, 1.0), (50.0, 150.0), (5.0, 15.0)])
+def test_capped_logits_give_what_the_reference_gives(cap: float, spread: float) -> None:
+    """Of logits within the cap, and several times as large."""
+    arrays = untiled(Case([Segment(40), Segment(3)], contexts=(300,), head_dim=64, cap=cap, spread=spread))
+    np.testing.assert_allclose(
+        as_float(attend(arrays)), in_float32(arrays), atol=ATTENTION["bfloat16"], rtol=ATTENTION["bfloat16"]
+    )
+
+
+def test_infinite_logits_are_capped() -> None:
+    arrays = untiled(Case([Segment(9)], contexts=(70,), head_dim=64, cap=5.0))
+    arrays |= {name: jnp.abs(arrays[name]) * 1e30 for name in ("q", "k", "k_pages")}
+    arrays["q"] = arrays["q"].at[::2].multiply(-1)
+    found = as_float(attend(arrays))
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found, in_float32(arrays), atol=ATTENTION["bfloat16"], rtol=ATTENTION["bfloat16"])
+
+
 def test_caches_of_bits_give_the_same_output() -> None:
     arrays = untiled(Case([Segment(20), Segment(130, paged=True, context=1)], contexts=(100, 64), head_dim=64))
     as_bits = {**arrays, "k_pages": to_bits(arrays["k_pages"]), "v_pages": to_bits(arrays["v_pages"])}

@@ -31,7 +31,7 @@ EMULATED = None if jax.default_backend() == "tpu" else UNOPTIMISED
 
 # Compiled as a whole: outside of `jit` every operation of every new shape is compiled by itself.
 write_pages = jax.jit(write_pages, static_argnames="backend")
-_reference = jax.jit(reference_attention, static_argnames="scale", compiler_options=UNOPTIMISED)
+_reference = jax.jit(reference_attention, static_argnames=("scale", "cap"), compiler_options=UNOPTIMISED)
 
 
 GATES: dict[Gate, Callable[[np.ndarray], np.ndarray]] = {
@@ -72,7 +72,8 @@ def in_float32(arrays: dict[str, Any]) -> np.ndarray:
     with on_host():
         names = ("q", "k", "v", "k_pages", "v_pages")
         wide = {name: jnp.asarray(np.asarray(arrays[name], np.float32)) for name in names}
-        return np.asarray(_reference(**wide, segments=arrays["segments"], scale=arrays["scale"]))
+        how = {name: arrays[name] for name in ("segments", "scale", "cap") if name in arrays}
+        return np.asarray(_reference(**wide, **how))
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,8 @@ class Case:
     seed: int = 0
     gap: int = 0  # padding tokens between segments
     window: int | None = None
+    cap: float | None = None
+    spread: float = 1.0  # of the logits, their standard deviation
     limits: StepLimits | None = None  # cases within the same ones are compiled together; None: made for this one
 
     def layout(self, backend: Backend | str = "xla") -> tuple[LaidOut, np.ndarray]:
@@ -162,7 +165,8 @@ class Case:
             f"{name}_pages": write_pages(jnp.asarray(cache.astype(dtype)), new[name], segments, backend)
             for name, cache in zip("kv", caches, strict=True)
         }
-        return {**new, **pages, "segments": segments, "scale": self.head_dim**-0.5, "backend": backend}
+        how = {} if self.cap is None else {"cap": self.cap}
+        return {**new, **pages, "segments": segments, "scale": self.spread * self.head_dim**-0.5, **how, "backend": backend}
 
     def _new(self, tokens: int, starts: np.ndarray, salt: int, heads: int) -> np.ndarray:
         """New tokens' values: a segment's own depend on the segment alone, not on where it lies."""
@@ -212,5 +216,13 @@ CASES: dict[str, Case] = {
         [Segment(4, context=c) for c in range(6)], contexts=(1, 63, 64, 65, 600, 0), window=65
     ),
     "a window of one token": Case([Segment(70, paged=True), Segment(5, context=1)], contexts=(64, 100), window=1),
+    "a cap of flat logits": Case([Segment(20)] * 4, contexts=(200,), cap=50.0),
+    "a cap that bites": Case([Segment(20)] * 4 + [Segment(130)], contexts=(300,), cap=5.0, spread=15.0),
+    "a cap and a window over many contexts": Case(
+        [Segment(4, context=c) for c in range(6)], contexts=(1, 63, 64, 65, 600, 0), window=65, cap=5.0, spread=15.0
+    ),
+    "a cap and a window over a later chunk": Case(
+        [Segment(130, paged=True)], contexts=(512,), window=128, cap=3.0, spread=12.0
+    ),
     "2,000 items": Case([Segment(1 + n % 4) for n in range(2000)], contexts=(129,), kv_heads=1, group=1),
 }

@@ -17,7 +17,7 @@ from mis_kernels.backends.tpu.tiles import TpuBlocks
 from mis_kernels.target import compiling_for
 
 # Compiled as a whole: outside of `jit` every operation of every new shape is compiled by itself.
-_reference = jax.jit(reference_attention, static_argnames="scale", compiler_options=UNOPTIMISED)
+_reference = jax.jit(reference_attention, static_argnames=("scale", "cap"), compiler_options=UNOPTIMISED)
 
 Interpret = bool | pltpu.InterpretParams
 
@@ -104,9 +104,11 @@ def live(segments: LaidOut) -> np.ndarray:
     return (segments.context_len > 0) | (segments.segment_start <= np.arange(segments.num_tokens))
 
 
-def attend(inputs: Sequence[jax.Array], segments: LaidOut, scale: float, interpret: Interpret) -> np.ndarray:
+def attend(
+    inputs: Sequence[jax.Array], segments: LaidOut, scale: float, interpret: Interpret, cap: float | None = None
+) -> np.ndarray:
     """What the kernel makes of a step, its addresses checked."""
-    return np.asarray(_attend(tuple(inputs), segments, scale, interpret))
+    return np.asarray(_attend(tuple(inputs), segments, scale, interpret, cap))
 
 
 def backend_of(segments: LaidOut) -> TpuBackend:
@@ -114,10 +116,12 @@ def backend_of(segments: LaidOut) -> TpuBackend:
     return TpuBackend(ANY_HEADS, "bfloat16", segments.tiles.blocks)
 
 
-@partial(jax.jit, static_argnames=("scale", "interpret"), compiler_options=EMULATED)
-def _attend(inputs: tuple[jax.Array, ...], segments: LaidOut, scale: float, interpret: Interpret) -> jax.Array:
+@partial(jax.jit, static_argnames=("scale", "interpret", "cap"), compiler_options=EMULATED)
+def _attend(
+    inputs: tuple[jax.Array, ...], segments: LaidOut, scale: float, interpret: Interpret, cap: float | None
+) -> jax.Array:
     with compiling_for(interpret=interpret, bounds_checks=True):
-        return segment_attention(*inputs, segments, scale=scale, backend=backend_of(segments))
+        return segment_attention(*inputs, segments, scale=scale, cap=cap, backend=backend_of(segments))
 
 
 def assert_agrees(out: np.ndarray, inputs: Sequence[jax.Array], segments: LaidOut, scale: float) -> None:

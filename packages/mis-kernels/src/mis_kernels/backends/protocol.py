@@ -125,7 +125,16 @@ class Backend(ABC):
 
     @abstractmethod
     def attend(
-        self, q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: LaidOut, *, scale: float
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        k_pages: Array,
+        v_pages: Array,
+        segments: LaidOut,
+        *,
+        scale: float,
+        cap: float | None = None,
     ) -> Array:
         """Attend as `mis_kernels.segment_attention` says, with heads as wide as the cache's."""
 

@@ -21,6 +21,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jaxtyping import Array
 
+from mis_kernels.activations import logits_of
 from mis_kernels.backends.gpu.tiles import KEYS, GpuBlocks, GpuTiles
 from mis_kernels.backends.laid_out import LaidOut
 from mis_kernels.storage import from_bits
@@ -44,6 +45,7 @@ class _Shape(NamedTuple):
     group: int
     head_dim: int
     scale: float  # of logits to base 2
+    cap: float | None  # of these
     slides: bool  # whether rows see a window of what comes before them
 
     @property
@@ -90,9 +92,9 @@ class _Softmax(NamedTuple):
     total: Array  # [rows]
     weighted: Array  # [rows, columns]
 
-    def add(self, k: Array, v: Array, visible: Array | None = None, *, q: Array, scale: float) -> "_Softmax":
+    def add(self, k: Array, v: Array, visible: Array | None = None, *, q: Array, shape: _Shape) -> "_Softmax":
         """Take in a tile: k and v `[keys, columns]`, visible `[rows, keys]` or all of them, q `[rows, columns]`."""
-        logits = _product(q, k, 1) * scale
+        logits = logits_of(_product(q, k, 1), shape.scale, shape.cap)
         logits = logits if visible is None else jnp.where(visible, logits, _MASKED)
         highest = jnp.maximum(self.highest, logits.max(1))
         weights = jnp.exp2(logits - highest[:, None])
@@ -107,7 +109,15 @@ def is_lowered() -> bool:
 
 
 def gpu_attention(
-    q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: LaidOut, *, scale: float
+    q: Array,
+    k: Array,
+    v: Array,
+    k_pages: Array,
+    v_pages: Array,
+    segments: LaidOut,
+    *,
+    scale: float,
+    cap: float | None = None,
 ) -> Array:
     """Attend in one kernel. Arguments and result as in `mis_kernels.segment_attention`.
 
@@ -120,7 +130,14 @@ def gpu_attention(
     if not isinstance(tiles, GpuTiles):
         raise ValueError("segments: were not laid out for gpu")
     tokens, heads, head_dim = q.shape
-    shape = _Shape(tiles.blocks, heads // k.shape[1], head_dim, scale * log2(e), segments.window is not None)
+    shape = _Shape(
+        blocks=tiles.blocks,
+        group=heads // k.shape[1],
+        head_dim=head_dim,
+        scale=scale * log2(e),
+        cap=None if cap is None else cap * log2(e),
+        slides=segments.window is not None,
+    )
     lists = *(getattr(tiles, name) for name in _Lists._fields[:-1]), segments.page_table
     facts = segments.context_id, segments.context_first, segments.context_len, segments.own_first
     return pl.pallas_call(
@@ -157,7 +174,7 @@ def _kernel(*refs: _Ref, shape: _Shape) -> None:
 
     nothing = jnp.zeros(shape.blocks.rows, jnp.float32)
     state = _Softmax(nothing + _LOWEST, nothing, jnp.zeros((shape.blocks.rows, shape.columns), jnp.float32))
-    add = partial(_Softmax.add, q=queries, scale=shape.scale)
+    add = partial(_Softmax.add, q=queries, shape=shape)
     # In this order: the compiler runs the products of a loop of whole tiles one after the other if it follows `visit`.
     state = _add_own(state, add, own, block, lists, rows)
     state = _add_contexts(state, add, cached, block, lists, rows, slides=shape.slides)

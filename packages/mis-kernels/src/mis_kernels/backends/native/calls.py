@@ -29,7 +29,15 @@ def misfit(head_dim: int) -> str | None:
 
 
 def native_attention(
-    q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: Segments, *, scale: float
+    q: Array,
+    k: Array,
+    v: Array,
+    k_pages: Array,
+    v_pages: Array,
+    segments: Segments,
+    *,
+    scale: float,
+    cap: float | None = None,
 ) -> Array:
     """Attend row by row. Arguments and result as in `mis_kernels.segment_attention`; takes any segments.
 
@@ -40,10 +48,11 @@ def native_attention(
         raise ValueError(f"q: native attention takes no {q.dtype} heads of {q.shape[2]}")
     rows = (jnp.asarray(x) for x in (segments.context_id, segments.context_len, segments.segment_start))
     window = jnp.int32(NO_WINDOW if segments.window is None else segments.window)
+    has_tiles = np.bool_(library.has_tiles())
     call = jax.ffi.ffi_call("mis_segment_attention", jax.ShapeDtypeStruct(q.shape, jnp.uint16))
     bits = (to_bits(x) for x in (q, k, v, k_pages, v_pages))
-    how = {"scale": np.float32(scale), "has_tiles": np.bool_(library.has_tiles())}
-    return from_bits(call(*bits, *rows, jnp.asarray(segments.page_table), window, **how))
+    logits = {"scale": np.float32(scale), "cap": np.float32(0 if cap is None else cap)}
+    return from_bits(call(*bits, *rows, jnp.asarray(segments.page_table), window, **logits, has_tiles=has_tiles))
 
 
 def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:

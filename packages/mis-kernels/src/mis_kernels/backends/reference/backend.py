@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
+from mis_kernels.activations import capped
 from mis_kernels.backends.laid_out import LaidOut, StepLimits
 from mis_kernels.backends.xla.backend import XlaBackend
 from mis_kernels.segments import Segments
@@ -32,7 +33,15 @@ def visibility(segments: Segments, page_size: int) -> tuple[Bool[Array, "tokens 
 
 
 def reference_attention(
-    q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: Segments, *, scale: float
+    q: Array,
+    k: Array,
+    v: Array,
+    k_pages: Array,
+    v_pages: Array,
+    segments: Segments,
+    *,
+    scale: float,
+    cap: float | None = None,
 ) -> Array:
     """Attend with one dense softmax over the whole cache and all new tokens.
 
@@ -53,6 +62,7 @@ def reference_attention(
 
     with jax.default_matmul_precision("highest"):
         logits = jnp.einsum("qhd,khd->hqk", q.astype(jnp.float32), keys_of(k_pages, k)) * scale
+        logits = capped(logits, cap)
         weights = jax.nn.softmax(jnp.where(visible, logits, -jnp.inf), axis=-1)
         weights = jnp.where(visible.any(1)[:, None], weights, 0)  # a row that sees nothing is zero
         return jnp.einsum("hqk,khd->qhd", weights, keys_of(v_pages, v)).astype(q.dtype)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from mis_kernels.activations import capped
 from mis_kernels.backends.reference.backend import ReferenceBackend
 from mis_kernels.masks import dense_mask, intervals_of_segments
 from mis_kernels.segments import Segments
@@ -65,7 +66,15 @@ class DenseSize:
 
 
 def dense_attention(
-    q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: Segments, *, scale: float
+    q: Array,
+    k: Array,
+    v: Array,
+    k_pages: Array,
+    v_pages: Array,
+    segments: Segments,
+    *,
+    scale: float,
+    cap: float | None = None,
 ) -> Array:
     """Attend with a mask and logits for every key that a row has a place for, seen or not.
 
@@ -89,7 +98,7 @@ def dense_attention(
                 _joined(from_bits(pages[head, page_table[context]]), new[:, head], own)
                 for pages, new in ((k_pages, k), (v_pages, v))
             )
-            found = _attend_in_blocks(queries, keys, values, own, page_size, size.rows, scale).astype(q.dtype)
+            found = _attend_in_blocks(queries, keys, values, own, page_size, size.rows, scale, cap).astype(q.dtype)
             return jnp.where((context_id == context)[:, None, None], found, out)
 
         nothing = jnp.zeros((tokens, group, head_dim), q.dtype)
@@ -124,13 +133,20 @@ def _joined(cached: Array, new: Array, segments: Segments) -> Array:
 
 
 def _attend_in_blocks(
-    queries: Array, keys: Array, values: Array, segments: Segments, page_size: int, rows: int, scale: float
+    queries: Array,
+    keys: Array,
+    values: Array,
+    segments: Segments,
+    page_size: int,
+    rows: int,
+    scale: float,
+    cap: float | None,
 ) -> Array:
     intervals = intervals_of_segments(segments, page_size)
 
     def attend(queries: Array, mask: Array) -> Array:
         with jax.default_matmul_precision("highest"):
-            logits = jnp.einsum("rgd,kd->grk", queries, keys) * scale
+            logits = capped(jnp.einsum("rgd,kd->grk", queries, keys) * scale, cap)
             weights = jax.nn.softmax(jnp.where(mask, logits, -jnp.inf), axis=-1)
             weights = jnp.where(mask.any(1)[:, None], weights, 0)  # a row that sees nothing is zero
             return jnp.einsum("grk,kd->rgd", weights, values)

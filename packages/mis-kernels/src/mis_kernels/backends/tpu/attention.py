@@ -27,7 +27,15 @@ _VMEM_LIMITS = 32 * 2**20, 100 * 2**20
 
 
 def tpu_attention(
-    q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: LaidOut, *, scale: float
+    q: Array,
+    k: Array,
+    v: Array,
+    k_pages: Array,
+    v_pages: Array,
+    segments: LaidOut,
+    *,
+    scale: float,
+    cap: float | None = None,
 ) -> Array:
     """Attend tile by tile in one kernel. Arguments and result as in `mis_kernels.segment_attention`.
 
@@ -49,6 +57,7 @@ def tpu_attention(
         new_tokens=new_tokens,
         by_lanes=head_dim % LANES == 0,
         scale=scale * log2(e),
+        cap=None if cap is None else cap * log2(e),
     )
     arrange = partial(_arrange, by_lanes=shape.by_lanes)
     out = _call(

@@ -48,6 +48,8 @@ class KernelShape(NamedTuple):
     """Heads lie side by side along the lanes, `[tokens, heads * head_dim]`; else heads first."""
     scale: float
     """Factor of the logits in units of powers of two: the scale times log2(e)."""
+    cap: float | None
+    """Of the logits in these units; None: there is none."""
 
     @property
     def rows(self) -> int:

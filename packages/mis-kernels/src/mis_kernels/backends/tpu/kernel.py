@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
+from mis_kernels.activations import logits_of
 from mis_kernels.backends.tpu.fetch import Fetch, KernelShape, Ref, Scalar, Scratch, TileRefs
 from mis_kernels.backends.tpu.tiles import KINDS, REACH
 
@@ -127,7 +128,7 @@ def _load_rows(q: Ref, k: Ref, scratch: Scratch, shape: KernelShape) -> None:
         rows = slice(member * tokens, (member + 1) * tokens)
         scratch.rows[rows] = queries = q[:, member * dim : (member + 1) * dim] if shape.by_lanes else q[member]
         logits = lax.dot_general(ones, queries.astype(jnp.float32) * own, (((1,), (1,)), ((), ())))
-        scratch.anchor[:, rows] = logits[:1] * shape.scale
+        scratch.anchor[:, rows] = logits_of(logits[:1], shape.scale, shape.cap)
 
 
 def _store_rows(out: Ref, live: Array, scratch: Scratch, shape: KernelShape, chosen: Array | None = None) -> None:
@@ -184,13 +185,13 @@ def _context_interval(tile: Scalar, facts: RowFacts, fetch: Fetch) -> tuple[Arra
 
 def _attend(kind: int, tile: Scalar, slot: Scalar, facts: RowFacts, fetch: Fetch, scratch: Scratch) -> None:
     """Take a tile into the sums of every piece of rows, weighted relative to the rows' anchors."""
-    pieces = _pieces(kind, fetch.shape)
+    shape, pieces = fetch.shape, _pieces(kind, fetch.shape)
     keys, values = _operands(kind, tile, slot, fetch, scratch)
     intervals = _intervals(kind, tile, facts, fetch) if kind in (MASKED, NEAR) else None
 
     def logits(piece: Piece) -> list[Array]:
         rows = piece.rows_of(scratch.rows)
-        return [_dot(keys[run], rows, (1, 1)) * fetch.shape.scale for run in piece.keys]
+        return [logits_of(_dot(keys[run], rows, (1, 1)), shape.scale, shape.cap) for run in piece.keys]
 
     def weights(piece: Piece, parts: list[Array]) -> list[Array]:
         anchor = piece.lanes_of(scratch.anchor)
@@ -220,10 +221,10 @@ def _attend(kind: int, tile: Scalar, slot: Scalar, facts: RowFacts, fetch: Fetch
 def _attend_anew(kind: int, tile: Scalar, slot: Scalar, facts: RowFacts, fetch: Fetch, scratch: Scratch) -> None:
     """Take a tile into the online softmax of every piece of rows, with masks; the anchor is the maximum so far."""
     keys, values = _operands(kind, tile, slot, fetch, scratch)
-    intervals = _intervals(kind, tile, facts, fetch)
-    for piece in _pieces(kind, fetch.shape):
+    intervals, shape = _intervals(kind, tile, facts, fetch), fetch.shape
+    for piece in _pieces(kind, shape):
         rows = piece.rows_of(scratch.rows)
-        logits = [_dot(keys[run], rows, (1, 1)) * fetch.shape.scale for run in piece.keys]
+        logits = [logits_of(_dot(keys[run], rows, (1, 1)), shape.scale, shape.cap) for run in piece.keys]
         logits = [_mask(part, run, piece, intervals) for part, run in zip(logits, piece.keys, strict=True)]
         before = highest = piece.lanes_of(scratch.anchor)
         for part in logits:

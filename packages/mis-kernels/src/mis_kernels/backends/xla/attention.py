@@ -7,7 +7,7 @@ segments. Operands keep their type, products accumulate in float32: on CPUs a bf
 several times slower than a float32 one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from mis_kernels.activations import logits_of
 from mis_kernels.backends.laid_out import LaidOut
 from mis_kernels.backends.xla.tiles import CONTEXT_TILE, ROW_BLOCK, WIDTHS, BlockTiles, own_block
 from mis_kernels.storage import from_bits, round_to, to_bits
@@ -22,6 +23,9 @@ from mis_kernels.storage import from_bits, round_to, to_bits
 _MASKED = -1e30
 _LOWEST = -1e29  # above what is masked, so that a row without any visible key gives it no weight
 _TOTAL_COLUMNS = 16
+
+_Logits = Callable[[Array], Array]
+"""Makes logits of products of queries and keys: scales them, and caps them if there is a cap."""
 
 
 class _Softmax(NamedTuple):
@@ -36,10 +40,9 @@ class _Softmax(NamedTuple):
         column = jnp.zeros((*shape[:-1], 1), jnp.float32)
         return cls(column + _LOWEST, column, jnp.zeros(shape, jnp.float32))
 
-    def add(self, q: Array, k: Array, v: Array, visible: Array, scale: float) -> "_Softmax":
+    def add(self, q: Array, k: Array, v: Array, visible: Array, of_products: _Logits) -> "_Softmax":
         """Take in a tile: q `[..., rows, head_dim]`, k and v `[..., keys, head_dim]`, visible `[..., rows, keys]`."""
-        logits = _product(q, k, 1) * scale
-        logits = jnp.where(visible, logits, _MASKED)
+        logits = jnp.where(visible, of_products(_product(q, k, 1)), _MASKED)
         highest = jnp.maximum(self.highest, logits.max(-1, keepdims=True))
         weights = round_to(jnp.exp(logits - highest), v.dtype)
         fade = jnp.exp(self.highest - highest)
@@ -61,7 +64,15 @@ def _product(a: Array, b: Array, contracted: int) -> Array:
 
 
 def xla_attention(
-    q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: LaidOut, *, scale: float
+    q: Array,
+    k: Array,
+    v: Array,
+    k_pages: Array,
+    v_pages: Array,
+    segments: LaidOut,
+    *,
+    scale: float,
+    cap: float | None = None,
 ) -> Array:
     """Attend block by block. Arguments, result and errors as in `mis_kernels.segment_attention`."""
     tokens, heads, head_dim = q.shape
@@ -75,17 +86,20 @@ def xla_attention(
     rows = to_bits(q).reshape(tokens, kv_heads, -1, head_dim).swapaxes(0, 1).reshape(kv_heads, -1, head_dim)
     new = to_bits(k).swapaxes(0, 1), to_bits(v).swapaxes(0, 1)
     cached = to_bits(k_pages), to_bits(v_pages)
+    of_products = partial(logits_of, scale=scale, cap=cap)
 
     def one_head(arguments: tuple[Array, Array]) -> Array:
         head, q = arguments
-        state = _attend_contexts(q, cached, segments, head, scale)
-        return _attend_own(state, q, new, segments, head, scale)
+        state = _attend_contexts(q, cached, segments, head, of_products)
+        return _attend_own(state, q, new, segments, head, of_products)
 
     out = lax.map(one_head, (jnp.arange(kv_heads), rows))
     return out.reshape(kv_heads, tokens, -1, head_dim).swapaxes(0, 1).reshape(tokens, heads, head_dim).astype(q.dtype)
 
 
-def _attend_contexts(q: Array, cached: tuple[Array, Array], segments: LaidOut, head: Array, scale: float) -> _Softmax:
+def _attend_contexts(
+    q: Array, cached: tuple[Array, Array], segments: LaidOut, head: Array, of_products: _Logits
+) -> _Softmax:
     """Attend from a head's rows, `[rows, head_dim]`, to the cached tokens of their contexts."""
     tiles: BlockTiles = segments.tiles
     page_table, order = jnp.asarray(segments.page_table), jnp.asarray(tiles.order)
@@ -105,7 +119,7 @@ def _attend_contexts(q: Array, cached: tuple[Array, Array], segments: LaidOut, h
 
         def visit(number: Array, state: _Softmax) -> _Softmax:
             context, index, used = (x[number] for x in lists)
-            seen = partial(_add_tiles, state, q, seen_of, cached, head, page_table, scale=scale)
+            seen = partial(_add_tiles, state, q, seen_of, cached, head, page_table, of_products=of_products)
             each = [partial(seen, context, index, used, used > 0, keys=keys) for keys in WIDTHS]
             one = fullest[number]  # the other tiles of a shared visit are parts of this one, or none
             shared = partial(seen, context[one], index[one], used[one], used > 0, keys=CONTEXT_TILE)
@@ -131,7 +145,7 @@ def _add_tiles(
     has_tile: Array,
     *,
     keys: int,
-    scale: float,
+    of_products: _Logits,
 ) -> _Softmax:
     """Take in the first keys of a tile of each block, or of one tile for all blocks.
 
@@ -148,7 +162,7 @@ def _add_tiles(
         used: Tokens of it that may be seen, likewise.
         has_tile: Whether a block visits any, `[blocks]`.
         keys: How many keys are multiplied.
-        scale: Factor of the logits.
+        of_products: Makes logits of products.
     """
     page_size, position = cached[0].shape[2], jnp.arange(keys)
     # Past the table's end the gather would clamp to its last page; those keys are not used.
@@ -164,12 +178,12 @@ def _add_tiles(
         visible &= at >= first
     rows = q.shape[:-1] if context.ndim else (-1,)
     *shaped, q, visible = (x.reshape(*rows, x.shape[-1]) for x in (*state, q, visible))
-    added = _Softmax(*shaped).add(from_bits(q), from_bits(k), from_bits(v), visible, scale)
+    added = _Softmax(*shaped).add(from_bits(q), from_bits(k), from_bits(v), visible, of_products)
     return _Softmax(*(x.reshape(y.shape) for x, y in zip(added, state, strict=True)))
 
 
 def _attend_own(
-    state: _Softmax, q: Array, new: tuple[Array, Array], segments: LaidOut, head: Array, scale: float
+    state: _Softmax, q: Array, new: tuple[Array, Array], segments: LaidOut, head: Array, of_products: _Logits
 ) -> Array:
     """Attend from a head's rows to the new tokens of their own segments; return what all their tiles give.
 
@@ -191,7 +205,7 @@ def _attend_own(
         def add(rank: Array, state: _Softmax) -> _Softmax:
             key = keys[rank]  # [own_blocks, keys]
             visible = (key[:, None] >= first) & (key[:, None] <= token)
-            return state.add(from_bits(q), from_bits(k[key]), from_bits(v[key]), visible, scale)
+            return state.add(from_bits(q), from_bits(k[key]), from_bits(v[key]), visible, of_products)
 
         return lax.fori_loop(0, ranks, add, _Softmax(*state)).result()
 
