@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from kernel_cases import GATES
-from mis_kernels.activations import Gate, activated
+from mis_kernels import Gate, capped
+from mis_kernels.activations import activated
 from mis_kernels.weights import FoldedNorm, PlainWeight
 from mis_testing.bits import assert_bits_equal
 from mis_testing.tolerances import ROUNDED_ONCE, rounding
@@ -33,7 +34,8 @@ def test_a_pair_of_plain_weights_is_gated(gate: Gate, dtype: str) -> None:
     factor = 1 / np.sqrt(np.asarray(norm.squares, np.float64) / 96 + norm.epsilon)
     wide, weights, biases = (np.asarray(each, np.float64) for each in (x, pair.values, bias))
     gates, up = (wide @ weights[n] * factor + biases[n] for n in range(2))
-    np.testing.assert_allclose(np.asarray(found, np.float64), GATES[gate](gates) * up, atol=LIMIT[dtype], rtol=LIMIT[dtype])
+    wanted, limit = GATES[gate](gates) * up, LIMIT[dtype]
+    np.testing.assert_allclose(np.asarray(found, np.float64), wanted, atol=limit, rtol=limit)
 
 
 @pytest.mark.parametrize("gate", GATES)
@@ -50,3 +52,10 @@ def test_a_rows_bits_do_not_depend_on_the_others() -> None:
     for first in (0, 64, 128):
         among = jnp.concatenate([x[first : first + 64][::-1], x[:64] * 1000])
         assert_bits_equal(np.asarray(gated(among, pair.values))[:64][::-1], whole[first : first + 64])
+
+
+def test_capped_numbers_are_those_of_numpy_and_without_a_cap_the_same() -> None:
+    x = jnp.asarray([-np.inf, -1e30, -400, -31, -1e-3, 0, 1e-3, 31, 400, 1e30, np.inf, np.nan], jnp.float32)
+    found = np.asarray(jax.jit(lambda x: capped(x, 30.0))(x))
+    np.testing.assert_allclose(found, 30 * np.tanh(np.asarray(x, np.float64) / 30), rtol=1e-6)
+    assert capped(x, None) is x

@@ -206,9 +206,7 @@ def test_a_segments_bits_do_not_depend_on_other_segments(
 
 @pytest.mark.parametrize(("window", "cap"), [(None, None), (200, None), pytest.param(200, 2.0, marks=pytest.mark.full)])
 @pytest.mark.parametrize("backend", ON_CPU)
-def test_a_querys_bits_do_not_depend_on_how_it_is_chunked(
-    backend: str, window: int | None, cap: float | None
-) -> None:
+def test_a_querys_bits_do_not_depend_on_how_it_is_chunked(backend: str, window: int | None, cap: float | None) -> None:
     whole = Case([Segment(640, paged=True)], group=1, head_dim=32, window=window, cap=cap, spread=6.0)
     arrays = whole.arrays(jnp.bfloat16, backend)
     later = Case([Segment(128, paged=True)], contexts=(512,), group=1, head_dim=32, window=window).layout(backend)[0]
@@ -232,9 +230,7 @@ def test_a_capped_segments_bits_do_not_depend_on_other_segments(backend: str) ->
 
 
 @pytest.mark.parametrize("backend", ["xla", "dense", "reference", "tpu", "gpu"])
-def test_programs_without_a_cap_know_nothing_of_caps(
-    backend: str, gpu: Callable[[], AbstractContextManager]
-) -> None:
+def test_programs_without_a_cap_know_nothing_of_caps(backend: str, gpu: Callable[[], AbstractContextManager]) -> None:
     def program(cap: float | None) -> str:
         case = Case([Segment(5)], contexts=(30,), cap=cap)
         with gpu() if backend == "gpu" else compiling_for(interpret=True):

@@ -13,8 +13,9 @@ Gate = Literal["silu", "gelu_tanh"]
 def activated(values: Float[Array, "rows out"], gate: Gate) -> Float[Array, "rows out"]:
     """Return SiLU or GELU of each number, in the type of the numbers.
 
-    Source: GELU and SiLU, arXiv 1606.08415, sections 2 and 4; GELU is `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`,
-    what PyTorch calls `approximate="tanh"`.
+    GELU is `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`, what PyTorch calls `approximate="tanh"`.
+
+    Source: arXiv 1606.08415, sections 2 and 4.
     """
     return jax.nn.silu(values) if gate == "silu" else jax.nn.gelu(values, approximate=True)
 

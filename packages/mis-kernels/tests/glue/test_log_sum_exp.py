@@ -23,6 +23,7 @@ from mis_testing.grids import part
 from mis_testing.tolerances import rounding
 
 ROWS, EMBED = 128, 256
+CAP = 12.0  # of logits whose standard deviation is 16
 
 
 def arguments(vocab: int, dtype: str, embed: int = EMBED, scale: float = 1.0) -> tuple[jax.Array, jax.Array]:
@@ -31,20 +32,21 @@ def arguments(vocab: int, dtype: str, embed: int = EMBED, scale: float = 1.0) ->
     return jnp.asarray(hidden, dtype), jnp.asarray(head, dtype)
 
 
-@partial(jax.jit, static_argnames="interpret", compiler_options=EMULATED)
-def _computed(hidden: jax.Array, head: jax.Array, interpret: bool) -> jax.Array:
+@partial(jax.jit, static_argnames=("interpret", "cap"), compiler_options=EMULATED)
+def _computed(hidden: jax.Array, head: jax.Array, interpret: bool, cap: float | None) -> jax.Array:
     with compiling_for(interpret=interpret):
-        return tpu_log_sum_exp(hidden, head)
+        return tpu_log_sum_exp(hidden, head, cap)
 
 
-def computed(hidden: jax.Array, head: jax.Array, interpret: bool) -> np.ndarray:
-    return np.asarray(_computed(hidden, head, interpret))
+def computed(hidden: jax.Array, head: jax.Array, interpret: bool, cap: float | None = None) -> np.ndarray:
+    return np.asarray(_computed(hidden, head, interpret, cap))
 
 
-def by_scipy(hidden: jax.Array, head: jax.Array) -> np.ndarray:
+def by_scipy(hidden: jax.Array, head: jax.Array, cap: float | None = None) -> np.ndarray:
     wide = (np.asarray(x, np.float64) for x in (hidden, head))
     first, second = wide
-    return logsumexp(first @ second.T, axis=1)
+    logits = first @ second.T
+    return logsumexp(logits if cap is None else cap * np.tanh(logits / cap), axis=1)
 
 
 def assert_close(found: np.ndarray, wanted: np.ndarray) -> None:
@@ -74,6 +76,16 @@ def test_logits_of_any_size_neither_overflow_nor_vanish(scale: float, interpret:
 
 
 @pytest.mark.tpu
+@pytest.mark.parametrize("vocab", [257, pytest.param(9000, marks=pytest.mark.full)])
+def test_capped_logits_are_summed(vocab: int, interpret: bool) -> None:
+    """Logits reach five times the cap; what is behind the vocabulary's end counts nothing."""
+    given = arguments(vocab, "bfloat16")
+    found = computed(*given, interpret, CAP)
+    assert_close(found, by_scipy(*given, CAP))
+    assert np.all(np.abs(found - by_scipy(*given)) > 1)
+
+
+@pytest.mark.tpu
 def test_logits_far_below_zero_count(interpret: bool) -> None:
     hidden, head = (jnp.ones((ROWS, EMBED), "bfloat16"), jnp.full((300, EMBED), -64.0, "bfloat16"))
     assert_close(computed(hidden, head, interpret), np.full(ROWS, -64.0 * EMBED + np.log(300)))
@@ -91,7 +103,9 @@ def test_what_does_not_fit_is_refused_and_left_to_others() -> None:
 
     def fuses(backend: Backend, rows: int, vocab: int, embed: int) -> bool:
         hidden, head = (jax.ShapeDtypeStruct((length, embed), jnp.bfloat16) for length in (rows, vocab))
-        return jax.eval_shape(backend.log_sum_exp, hidden, head) is not None
+        return all(
+            jax.eval_shape(partial(backend.log_sum_exp, cap=cap), hidden, head) is not None for cap in (None, CAP)
+        )
 
     assert fuses(backend, 256, 151_936, 1024)
     assert not fuses(backend, 64, 151_936, 1024)
@@ -102,8 +116,8 @@ def test_what_does_not_fit_is_refused_and_left_to_others() -> None:
     assert not fuses(XlaCpuBackend(ANY_HEADS, "bfloat16"), 256, 151_936, 1024)
 
 
-def natively(hidden: jax.Array, head: jax.Array) -> np.ndarray:
-    return np.asarray(jax.jit(log_sum_exp)(hidden, head))
+def natively(hidden: jax.Array, head: jax.Array, cap: float | None = None) -> np.ndarray:
+    return np.asarray(jax.jit(log_sum_exp, static_argnames="cap")(hidden, head, cap=cap))
 
 
 @NEEDS_NATIVE
@@ -114,9 +128,16 @@ def test_that_of_native_logits_is_that_of_scipy(scale: float) -> None:
 
 
 @NEEDS_NATIVE
+def test_that_of_capped_native_logits_is_that_of_scipy() -> None:
+    given = arguments(9001, "bfloat16")
+    assert_close(natively(*given, CAP), by_scipy(*given, CAP))
+
+
+@NEEDS_NATIVE
 def test_that_of_native_logits_has_the_same_bits_beside_any_rows() -> None:
     hidden, head = arguments(4100, "bfloat16")
-    assert_bits_equal(natively(hidden.at[1:].set(jnp.nan), head)[0], natively(hidden, head)[0])
+    for cap in (None, CAP):
+        assert_bits_equal(natively(hidden.at[1:].set(jnp.nan), head, cap)[0], natively(hidden, head, cap)[0])
 
 
 @NEEDS_NATIVE

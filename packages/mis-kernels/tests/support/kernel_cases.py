@@ -166,7 +166,14 @@ class Case:
             for name, cache in zip("kv", caches, strict=True)
         }
         how = {} if self.cap is None else {"cap": self.cap}
-        return {**new, **pages, "segments": segments, "scale": self.spread * self.head_dim**-0.5, **how, "backend": backend}
+        return {
+            **new,
+            **pages,
+            "segments": segments,
+            "scale": self.spread * self.head_dim**-0.5,
+            **how,
+            "backend": backend,
+        }
 
     def _new(self, tokens: int, starts: np.ndarray, salt: int, heads: int) -> np.ndarray:
         """New tokens' values: a segment's own depend on the segment alone, not on where it lies."""

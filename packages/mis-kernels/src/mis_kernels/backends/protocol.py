@@ -180,18 +180,23 @@ class Backend(ABC):
 
     @abstractmethod
     def log_sum_exp(
-        self, hidden: Float[Array, "rows embed"], weight: Float[Array, "vocab embed"]
+        self, hidden: Float[Array, "rows embed"], weight: Float[Array, "vocab embed"], cap: float | None = None
     ) -> Float32[Array, " rows"] | None:
         """Return the log of the sum of the exponentials of each row's logits, reading the head once.
 
         None where no kernel takes these shapes: the caller then streams over the vocabulary.
+
+        Args:
+            hidden: Rows.
+            weight: The head, floats.
+            cap: Of the logits, see `mis_kernels.capped`; None: there is none.
         """
 
     @abstractmethod
     def logits(
         self, hidden: Float[Array, "rows embed"], weight: Shaped[Array, "vocab embed"]
     ) -> Float32[Array, "rows vocab"]:
-        """Multiply rows with the whole head, of which nothing is cut over devices.
+        """Multiply rows with the whole head, of which nothing is cut over devices; no cap is applied.
 
         Args:
             hidden: Rows.

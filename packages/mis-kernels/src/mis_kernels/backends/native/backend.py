@@ -47,12 +47,12 @@ class NativeProductsBackend(XlaCpuBackend):
         """Of native logits few, as small requests score: reading the head again costs little."""
         return 32 if self.takes_few_rows(embed) else self.normalised_rows
 
-    def log_sum_exp(self, hidden: Array, weight: Array) -> Array | None:
+    def log_sum_exp(self, hidden: Array, weight: Array, cap: float | None = None) -> Array | None:
         """Take native logits, where `logits` does."""
         types = {hidden.dtype, weight.dtype}
         if types != {jnp.dtype(jnp.bfloat16)} or len(weight) == 1 or not self.takes_few_rows(weight.shape[1]):
             return None
-        return calls.log_sum_exp(hidden, weight)
+        return calls.log_sum_exp(hidden, weight, cap)
 
     def logits(self, hidden: Array, weight: Shaped[Array, "vocab embed"]) -> Float32[Array, "rows vocab"]:
         """Multiply any number of rows; XLA has AMX multiply many."""

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Shaped
 
+from mis_kernels.activations import capped
 from mis_kernels.backends.native import library
 from mis_kernels.backends.xla import norms, rope
 from mis_kernels.segments import NO_WINDOW, Segments
@@ -94,9 +95,17 @@ def logits(x: Float[Array, "rows embed"], weight: Shaped[Array, "vocab embed"]) 
     return jax.ffi.ffi_call("mis_logits", out)(to_bits(x), to_bits(weight))
 
 
-def log_sum_exp(x: Float[Array, "rows embed"], weight: Shaped[Array, "vocab embed"]) -> Float32[Array, " rows"]:
-    """Return the log of the sum of the exponentials of each row's `logits`, which are held for all rows at once."""
-    values = logits(x, weight)
+def log_sum_exp(
+    x: Float[Array, "rows embed"], weight: Shaped[Array, "vocab embed"], cap: float | None = None
+) -> Float32[Array, " rows"]:
+    """Return the log of the sum of the exponentials of each row's `logits`, which are held for all rows at once.
+
+    Args:
+        x: bfloat16.
+        weight: bfloat16, or its bits.
+        cap: Of the logits; None: there is none.
+    """
+    values = capped(logits(x, weight), cap)
     highest = values.max(1)
     return highest + jnp.log(norms.row_sum(jnp.exp(values - highest[:, None]))[:, 0])
 

@@ -82,10 +82,10 @@ class TpuBackend(XlaBackend):
         return LaidOut(**vars(segments), tiles=tiles)
 
     def log_sum_exp(
-        self, hidden: Float[Array, "rows embed"], weight: Float[Array, "vocab embed"]
+        self, hidden: Float[Array, "rows embed"], weight: Float[Array, "vocab embed"], cap: float | None = None
     ) -> Float32[Array, " rows"] | None:
         """Fuse the product and the sum where rows fill lanes, both ways."""
-        return head.tpu_log_sum_exp(hidden, weight) if head.fits(len(hidden), *weight.shape) else None
+        return head.tpu_log_sum_exp(hidden, weight, cap) if head.fits(len(hidden), *weight.shape) else None
 
     def placement(self, weight: StoredWeight, shardings: Any) -> Any:
         """On v7x, tiles of 16 rows: its products read them, and XLA would copy all weights into such in every step.

@@ -14,6 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Float32
 
+from mis_kernels.activations import capped
 from mis_kernels.backends.tpu.fetch import LANES, Ref
 from mis_kernels.target import target
 
@@ -34,8 +35,10 @@ def block_tokens(embed: int, itemsize: int) -> int:
     return max(_BLOCK_BYTES // (embed * itemsize) // PIECE, 1) * PIECE
 
 
-def tpu_log_sum_exp(hidden: Float[Array, "rows embed"], weight: Float[Array, "vocab embed"]) -> Float32[Array, " rows"]:
-    """Return the log of the sum of the exponentials of each row's logits.
+def tpu_log_sum_exp(
+    hidden: Float[Array, "rows embed"], weight: Float[Array, "vocab embed"], cap: float | None = None
+) -> Float32[Array, " rows"]:
+    """Return the log of the sum of the exponentials of each row's logits, capped if there is a cap.
 
     A row's bits depend on the row alone.
 
@@ -50,7 +53,7 @@ def tpu_log_sum_exp(hidden: Float[Array, "rows embed"], weight: Float[Array, "vo
         )
     block = block_tokens(embed, weight.dtype.itemsize)
     out = pl.pallas_call(
-        partial(log_sum_exp_kernel, vocab=vocab),
+        partial(log_sum_exp_kernel, vocab=vocab, cap=cap),
         grid=(-(-vocab // block),),
         in_specs=[
             pl.BlockSpec((rows, embed), lambda _: (0, 0)),
@@ -66,7 +69,9 @@ def tpu_log_sum_exp(hidden: Float[Array, "rows embed"], weight: Float[Array, "vo
     return out[0]
 
 
-def log_sum_exp_kernel(hidden: Ref, weight: Ref, out: Ref, highest: Ref, total: Ref, *, vocab: int) -> None:
+def log_sum_exp_kernel(
+    hidden: Ref, weight: Ref, out: Ref, highest: Ref, total: Ref, *, vocab: int, cap: float | None
+) -> None:
     """Take one block of the vocabulary into the running maxima and sums of all rows."""
     index, last, block = pl.program_id(0), pl.num_programs(0) - 1, weight.shape[0]
 
@@ -83,6 +88,7 @@ def log_sum_exp_kernel(hidden: Ref, weight: Ref, out: Ref, highest: Ref, total: 
             logits = lax.dot_general(
                 piece, rows, (((1,), (1,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
             )
+            logits = capped(logits, cap)
             if is_last:
                 token = index * block + begin + lax.broadcasted_iota(jnp.int32, logits.shape, 0)
                 logits = jnp.where(token < vocab, logits, -jnp.inf)

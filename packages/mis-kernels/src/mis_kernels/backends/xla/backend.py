@@ -106,7 +106,7 @@ class XlaBackend(Backend):
         """Leave the order to the compiler."""
         return shardings
 
-    def log_sum_exp(self, hidden: Array, weight: Array) -> Array | None:
+    def log_sum_exp(self, hidden: Array, weight: Array, cap: float | None = None) -> Array | None:
         """Leave it to the caller."""
         return None
 
