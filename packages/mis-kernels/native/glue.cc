@@ -16,20 +16,21 @@ inline void store(uint16_t* to, __m512 x) {
 }
 
 // Writes x / sqrt(mean(x^2) + epsilon) * weight (arXiv 1910.07467), computed in float32; `size` is a multiple of 16.
-void normalise(const uint16_t* x, const uint16_t* weight, int64_t size, float epsilon, uint16_t* to) {
+void normalise(const uint16_t* x, const float* weight, int64_t size, float epsilon, uint16_t* to) {
   __m512 squares = _mm512_setzero_ps();
   for (int64_t i = 0; i < size; i += 16) squares = _mm512_fmadd_ps(widened(x + i), widened(x + i), squares);
   const float mean = _mm512_reduce_add_ps(squares) / size;
   const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(mean + epsilon));
   for (int64_t i = 0; i < size; i += 16) {
-    store(to + i, _mm512_mul_ps(_mm512_mul_ps(widened(x + i), scale), widened(weight + i)));
+    store(to + i, _mm512_mul_ps(_mm512_mul_ps(widened(x + i), scale), _mm512_loadu_ps(weight + i)));
   }
 }
 
-ffi::Error rms_norm(ffi::ThreadPool pool, ffi::Buffer<ffi::U16> x, ffi::Buffer<ffi::U16> weight,
+ffi::Error rms_norm(ffi::ThreadPool pool, ffi::Buffer<ffi::U16> x, ffi::Buffer<ffi::F32> weight,
                     ffi::ResultBuffer<ffi::U16> out, float epsilon) {
   const int64_t rows = x.dimensions()[0], size = x.dimensions()[1];
-  const uint16_t *from = x.typed_data(), *factors = weight.typed_data();
+  const uint16_t* from = x.typed_data();
+  const float* factors = weight.typed_data();
   uint16_t* to = out->typed_data();
   for_each(pool, (rows + kTokens - 1) / kTokens, [=](int64_t unit) {
     for (int64_t row = unit * kTokens; row < std::min(rows, (unit + 1) * kTokens); ++row) {
@@ -51,12 +52,13 @@ void rotate(const uint16_t* x, const float* cos, const float* sin, int64_t dim, 
 }
 
 ffi::Error norm_rope(ffi::ThreadPool pool, ffi::Buffer<ffi::U16> qkv, ffi::Buffer<ffi::F32> cos,
-                     ffi::Buffer<ffi::F32> sin, ffi::Buffer<ffi::U16> q_norm, ffi::Buffer<ffi::U16> k_norm,
+                     ffi::Buffer<ffi::F32> sin, ffi::Buffer<ffi::F32> q_norm, ffi::Buffer<ffi::F32> k_norm,
                      ffi::ResultBuffer<ffi::U16> q, ffi::ResultBuffer<ffi::U16> k, ffi::ResultBuffer<ffi::U16> v,
                      float epsilon, bool normed) {
   const auto shape = qkv.dimensions();
   const int64_t tokens = shape[0], kv_heads = shape[1], parts = shape[2], dim = shape[3];
-  const uint16_t *x = qkv.typed_data(), *q_weight = q_norm.typed_data(), *k_weight = k_norm.typed_data();
+  const uint16_t* x = qkv.typed_data();
+  const float *q_weight = q_norm.typed_data(), *k_weight = k_norm.typed_data();
   const float *cosines = cos.typed_data(), *sines = sin.typed_data();
   uint16_t *to_q = q->typed_data(), *to_k = k->typed_data(), *to_v = v->typed_data();
   for_each(pool, (tokens + kTokens - 1) / kTokens, [=](int64_t unit) {
@@ -88,7 +90,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(mis_rms_norm, mis::rms_norm,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::U16>>()
-                                  .Arg<ffi::Buffer<ffi::U16>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::U16>>()
                                   .Attr<float>("epsilon"));
 
@@ -98,8 +100,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(mis_norm_rope, mis::norm_rope,
                                   .Arg<ffi::Buffer<ffi::U16>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::U16>>()
-                                  .Arg<ffi::Buffer<ffi::U16>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::U16>>()
                                   .Ret<ffi::Buffer<ffi::U16>>()
                                   .Ret<ffi::Buffer<ffi::U16>>()

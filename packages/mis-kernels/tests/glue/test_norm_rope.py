@@ -131,6 +131,23 @@ def test_native_equals_plain_xla(point: tuple[tuple[int, int, int], bool]) -> No
     np.testing.assert_allclose(found, expected, atol=ROUNDED_ONCE, rtol=ROUNDED_ONCE)
 
 
+@NEEDS_NATIVE
+def test_native_norms_multiply_with_weights_in_float32() -> None:
+    random = np.random.default_rng(0)
+    x = jnp.asarray(random.standard_normal((64, 256)), jnp.bfloat16)
+    weight = jnp.asarray(1 + random.uniform(-0.01, 0.01, 256), jnp.float32)  # bfloat16 has three of these values
+    wide = np.asarray(x, np.float64)
+    exact = wide / np.sqrt((wide**2).mean(1, keepdims=True) + 1e-6) * np.asarray(weight, np.float64)
+    native = choose(ANY_HEADS, "bfloat16", "native")
+    found = np.asarray(native.rms_norm(x, weight, 1e-6), np.float64)
+    rounded = np.asarray(native.rms_norm(x, weight.astype(jnp.bfloat16), 1e-6), np.float64)
+    assert np.abs(found - exact).mean() < 0.8 * np.abs(rounded - exact).mean()
+    q, k, _ = norm_rope(*(given := arguments(1, 1, 256, "bfloat16", False))[:3], weight, weight, 1e-6, backend="native")
+    expected = REFERENCE(*given[:3], weight, weight, 1e-6)
+    assert (np.asarray(q) == np.asarray(expected[0])).mean() > 0.99
+    assert (np.asarray(k) == np.asarray(expected[1])).mean() > 0.99
+
+
 def test_native_is_refused_where_it_cannot_run() -> None:
     with pytest.raises(ValueError, match="backend: native computes bfloat16, not float32"):
         norm_rope(*arguments(1, 1, 128, "float32", True), backend="native")

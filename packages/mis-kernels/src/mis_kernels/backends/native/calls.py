@@ -58,10 +58,10 @@ def native_attention(
 
 def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
     """Arguments and result as of `xla.norms.rms_norm`; XLA's where rows are no vectors of bfloat16."""
-    if x.ndim != 2 or not _fits(x) or weight.dtype != x.dtype:
+    if x.ndim != 2 or not _fits(x):
         return norms.rms_norm(x, weight, epsilon)
     call = jax.ffi.ffi_call("mis_rms_norm", jax.ShapeDtypeStruct(x.shape, jnp.uint16))
-    return from_bits(call(to_bits(x), to_bits(weight), epsilon=np.float32(epsilon)))
+    return from_bits(call(to_bits(x), weight.astype(jnp.float32), epsilon=np.float32(epsilon)))
 
 
 def norm_rope(
@@ -71,14 +71,13 @@ def norm_rope(
     if not _fits(qkv):
         return rope.norm_rope(qkv, cos, sin, q_norm, k_norm, epsilon)
     tokens, kv_heads, parts, head_dim = qkv.shape
-    normed = q_norm is not None and k_norm is not None
-    none = jnp.zeros(head_dim, qkv.dtype)
-    weights = (to_bits(q_norm), to_bits(k_norm)) if normed else (to_bits(none), to_bits(none))
+    given = [jnp.zeros(head_dim)] * 2 if q_norm is None or k_norm is None else [q_norm, k_norm]
+    weights = (weight.astype(jnp.float32) for weight in given)
     heads = (kv_heads * (parts - 2), kv_heads, kv_heads)
     call = jax.ffi.ffi_call(
         "mis_norm_rope", [jax.ShapeDtypeStruct((tokens, count, head_dim), jnp.uint16) for count in heads]
     )
-    q, k, v = call(to_bits(qkv), cos, sin, *weights, epsilon=np.float32(epsilon), normed=np.bool_(normed))
+    q, k, v = call(to_bits(qkv), cos, sin, *weights, epsilon=np.float32(epsilon), normed=np.bool_(q_norm is not None))
     return from_bits(q), from_bits(k), from_bits(v)
 
 
