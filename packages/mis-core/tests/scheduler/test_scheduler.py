@@ -40,9 +40,9 @@ def request_of(query: np.ndarray, items: list[np.ndarray], **fields: object) -> 
 class Driver:
     """A scheduler and its device, with up to two steps under way, as the engine has them."""
 
-    def __init__(self, shape: StepShape = SHAPE, pages: int = PAGES, **options) -> None:
+    def __init__(self, shape: StepShape = SHAPE, pages: int = PAGES, window: int | None = None, **options) -> None:
         self.scheduler = Scheduler(shape, pages, Layout(), **options)
-        self.machine = TokenMachine(pages, shape.shards)
+        self.machine = TokenMachine(pages, shape.shards, window)
         self.answers: dict[int, EngineOutput] = {}
         self.tokens: dict[int, list[NewToken]] = {}
         self.plans: list[StepPlan] = []
@@ -80,7 +80,7 @@ class Driver:
         return [self.answers[first + number] for number in range(len(requests))]
 
 
-def assert_right(request: ScoreRequest, answer: EngineOutput) -> None:
+def assert_right(request: ScoreRequest, answer: EngineOutput, window: int | None = None) -> None:
     starts, query = request.read_starts, request.query
     sequences = [query[: len(query) - request.query_reads + n + 1] for n in range(request.query_reads)]
     for item in range(request.num_items):
@@ -95,8 +95,8 @@ def assert_right(request: ScoreRequest, answer: EngineOutput) -> None:
             assert answer.next_ids is not None
             assert answer.next_logits is not None
             assert answer.next_ids[item] == request.sampling.keys[item, 0] + len(whole)
-            assert answer.next_logits[item] == value_of(whole)
-    values = np.array([value_of(sequence) for sequence in sequences])
+            assert answer.next_logits[item] == value_of(whole[-(window or 0) :])
+    values = np.array([value_of(sequence[-(window or 0) :]) for sequence in sequences])
     assert len(values) == request.num_reads
     assert answer.logits.tolist() == (values[:, None] + request.label_ids).astype(np.float32).tolist()
     if answer.log_sum_exp is not None:
@@ -201,16 +201,20 @@ def assert_contexts_are_apart(shard: ShardPlan, alignment: int) -> None:
     tiles=st.sampled_from([None, TileBudget(64, 512, 24), TileBudget(64, 512, 512)]),
     pages=st.sampled_from([26, 40, 200]),
     prefix_cache=st.booleans(),
+    window=st.sampled_from([None, None, 1, 63, 64, 65, 130, 257, 700]),
 )
 def test_every_item_sees_its_query_and_itself_whatever_shares_the_device(
-    batches, shards, alignment, contexts, tiles, pages, prefix_cache
+    batches, shards, alignment, contexts, tiles, pages, prefix_cache, window
 ) -> None:
-    """Any mix of requests and layouts, far too few pages included, with two steps under way."""
+    """Any mix of requests and layouts, far too few pages included, with two steps under way; or what a window leaves.
+
+    Windows end at edges of pages and of steps, and beside them.
+    """
     shape = dataclasses.replace(SHAPE, shards=shards, alignment=alignment, contexts=contexts, tiles=tiles)
-    driver = Driver(shape, pages, prefix_cache=prefix_cache)
+    driver = Driver(shape, pages, window, prefix_cache=prefix_cache)
     for batch in ([case.request() for case in cases] for cases in batches):
         for request, answer in zip(batch, driver.run(*batch), strict=True):
-            assert_right(request, answer)
+            assert_right(request, answer, window)
     if not prefix_cache:
         assert driver.scheduler.cache.cached_pages == 0
     for plan in driver.plans:
@@ -219,6 +223,16 @@ def test_every_item_sees_its_query_and_itself_whatever_shares_the_device(
             assert len(shard.scored_rows) <= SHAPE.scored
             assert_contexts_are_apart(shard, alignment)
             assert tiles is None or visited_tiles(shard, tiles) <= tiles.most
+
+
+@pytest.mark.parametrize("off", [-1, 1])
+def test_a_window_that_is_off_by_one_is_noticed(off: int) -> None:
+    request = request_of(tokens(1, 300), [tokens(10, 20)])
+    driver = Driver(window=64 + off)
+    (answer,) = driver.run(request)
+    assert_right(request, answer, 64 + off)
+    with pytest.raises(AssertionError):
+        assert_right(request, answer, 64)
 
 
 @settings(max_examples=15, deadline=None)

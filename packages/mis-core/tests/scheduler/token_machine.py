@@ -1,7 +1,8 @@
 """A device that only remembers tokens: runs steps on pages of token ids and checks every rule on the way.
 
 The value read at a row is a number made of all tokens that the row sees, in order; so a wrong page, a page
-overwritten too early, a wrong position or a missing token changes it.
+overwritten too early, a wrong position or a missing token changes it. With a window it is made of what
+`mis_kernels.Segments` of the step leave of these tokens in a layer that slides.
 """
 
 import dataclasses
@@ -12,6 +13,9 @@ import numpy as np
 from mis_core.scheduler.decoding import written_pages
 from mis_core.scheduler.plan import KEPT, PAGE_SIZE, SLOTS, ShardPlan, StepPlan
 from mis_core.scheduler.reading import Reading, Values
+from mis_kernels import Segments, lay_out
+from mis_kernels.backends import ANY_HEADS, choose
+from mis_kernels.segments import NOWHERE
 
 UNWRITTEN = -7
 
@@ -24,7 +28,8 @@ def value_of(tokens: np.ndarray) -> float:
 class TokenMachine:
     """Token ids where a model would have keys and values; every shard has pages of its own."""
 
-    def __init__(self, pages: int, shards: int = 1) -> None:
+    def __init__(self, pages: int, shards: int = 1, window: int | None = None) -> None:
+        self.window = window
         self.memory = np.full((shards, pages, PAGE_SIZE), UNWRITTEN)
         self.last = np.full((shards, SLOTS), UNWRITTEN)
         self.computed_tokens = 0
@@ -83,7 +88,11 @@ class TokenMachine:
                     self.memory[there, page, : len(part)] = part
 
     def _values(self, shard: ShardPlan, memory: np.ndarray) -> np.ndarray:
-        ends = np.cumsum(shard.lens)
+        if not len(shard.scored_rows):
+            return np.zeros(0)
+        ends, segments = np.cumsum(shard.lens), self._segments(shard)
+        new = np.full(segments.num_tokens, UNWRITTEN)
+        new[np.repeat(shard.starts - ends + shard.lens, shard.lens) + np.arange(ends[-1])] = shard.token_ids
         values = []
         for row in shard.scored_rows:
             segment = int(np.searchsorted(shard.starts, row, side="right")) - 1
@@ -94,8 +103,21 @@ class TokenMachine:
             pages = shard.page_table[shard.context_ids[segment]]
             context = memory[pages].reshape(-1)[: shard.context_lens[segment]]
             assert (context != UNWRITTEN).all(), "a context that nobody wrote"
-            values.append(value_of(np.concatenate([context, own])))
+            cached = memory[pages].reshape(-1)[segments.context_first[row] : segments.context_len[row]]
+            seen = np.concatenate([cached, new[segments.own_first[row] : row + 1]])
+            whole = np.concatenate([context, own])
+            assert self.window is not None or (seen == whole).all()
+            values.append(value_of(seen))
         return np.array(values)
+
+    def _segments(self, shard: ShardPlan) -> Segments:
+        """Return what the rows of a shard see in a layer, as a step lays it out."""
+        tokens = int(shard.starts[-1] + shard.lens[-1])
+        return lay_out(
+            starts=shard.starts, lens=shard.lens, context_ids=shard.context_ids, context_lens=shard.context_lens,
+            paged=shard.paged, page_table=shard.page_table, page_size=PAGE_SIZE, tokens=tokens, window=self.window,
+            page_writes=np.full(tokens, NOWHERE, np.int32), backend=choose(ANY_HEADS, "float32", "reference"),
+        )  # fmt: skip
 
 
 def values_of(reading: Reading, seen: np.ndarray) -> Values:
