@@ -11,6 +11,7 @@ from mis_kernels.aot.calibration import PUBLISHED, published_program, table
 from mis_kernels.aot.programs import (
     GROWTH,
     AttentionSize,
+    HeadSize,
     ProductSize,
     Row,
     glue_program,
@@ -40,8 +41,19 @@ SLIDING = [
     AttentionSize(HEAD_SHAPES["ministral-8b"], 1024),
 ]
 
-QUICK_SIZES = [(256, 1024, 151_936)]  # rows, width and vocabulary of Qwen3-0.6B
-SIZES = [*QUICK_SIZES, (256, 4096, 151_936), (256, 2048, 128_256)]
+CAPPED = [  # Gemma 2 2B's and 9B's
+    AttentionSize(HeadShape(8, 4, 256), cap=50.0),
+    AttentionSize(HeadShape(8, 4, 256), 4096, cap=50.0),
+    AttentionSize(HeadShape(16, 8, 256), cap=50.0),
+]
+
+QUICK_SIZES = [HeadSize(256, 1024, 151_936)]  # of Qwen3-0.6B
+SIZES = [
+    *QUICK_SIZES,
+    HeadSize(256, 4096, 151_936),
+    HeadSize(256, 2048, 128_256),
+    HeadSize(256, 2304, 256_000, cap=30.0),  # of Gemma 2 2B
+]
 
 # Products in int8 of Qwen3-0.6B; in full, all of a layer's, and those of Qwen3-4B and 8B that are the largest.
 QUICK_PRODUCTS = [ProductSize(1024, 3072, 2, normed=True, residual=False)]
@@ -54,6 +66,7 @@ PRODUCTS = [
     ProductSize(3072, 1024, 1, normed=False, residual=True),
     ProductSize(9728, 2560, 1, normed=False, residual=True),
     ProductSize(4096, 12_288, 2, normed=True, residual=False),
+    ProductSize(2304, 9216, 2, normed=True, residual=False, gate="gelu_tanh"),  # of Gemma 2 2B
 ]
 
 
@@ -66,7 +79,7 @@ def jobs(name: str, quick: bool) -> list[Callable[[], list[Row]]]:
     shapes = QUICK_HEADS if quick else device_head_shapes()
     products, chip = QUICK_PRODUCTS if quick else PRODUCTS, TARGETS[name].chip
     products = [each for each in products if each.heads is None or is_faster(each.heads, chip)]
-    attention = [AttentionSize(heads) for heads in shapes] + (QUICK_SLIDING if quick else SLIDING)
+    attention = [AttentionSize(heads) for heads in shapes] + (QUICK_SLIDING if quick else SLIDING + CAPPED)
     return [
         partial(run_job, name, kernel_program, attention),
         partial(run_job, name, mixed_kernel_program, attention[: len(shapes)] if quick else attention),

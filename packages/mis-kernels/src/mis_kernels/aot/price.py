@@ -10,6 +10,7 @@ from mis_kernels.aot.chips import Chip
 from mis_kernels.aot.programs import (
     PRODUCT_ROWS,
     AttentionSize,
+    HeadSize,
     ProductSize,
     glue_program,
     head_program,
@@ -56,7 +57,15 @@ class KernelSchedules(NamedTuple):
 
 
 def kernel_schedules(
-    target: str, heads: HeadShape, *, rows: int, embed: int, vocab: int, window: int | None = None
+    target: str,
+    heads: HeadShape,
+    *,
+    rows: int,
+    embed: int,
+    vocab: int,
+    window: int | None = None,
+    cap: float | None = None,
+    head_cap: float | None = None,
 ) -> KernelSchedules:
     """Compile the kernels alone.
 
@@ -67,16 +76,18 @@ def kernel_schedules(
         rows: Of a call of the log-sum-exp on one device.
         embed: Width of the model.
         vocab: Rows of its head.
+        cap: Of the logits of attention; None: there is none.
+        head_cap: Of the logits of the head, likewise.
 
     Raises:
         RuntimeError: the compiler refused one.
     """
-    size = AttentionSize(heads, window)
+    size = AttentionSize(heads, window, cap)
     (attention,), (mixed,) = (run_job(target, make, [size]) for make in (kernel_program, mixed_kernel_program))
     (glue,) = run_job(target, glue_program, [heads])
     fused = None
     if fits(rows, vocab, embed):
-        (head,) = run_job(target, head_program, [(rows, embed, vocab)])
+        (head,) = run_job(target, head_program, [HeadSize(rows, embed, vocab, head_cap)])
         fused = head["schedule"]
     return KernelSchedules(attention["schedule"], mixed["schedule"], glue["bundles"]["step"], fused)
 

@@ -1,6 +1,7 @@
 """What is compiled: the kernel alone, on one chip or several, and the op inside a scan over decoder layers."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -10,6 +11,7 @@ from jax import Array, lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from mis_kernels.activations import Gate
 from mis_kernels.aot.schedules import BundleRun, read_attention, read_bodies, read_grid, read_loop
 from mis_kernels.aot.targets import PAGE_SIZE, Topology, mesh
 from mis_kernels.backends import ANY_HEADS, LaidOut
@@ -70,16 +72,19 @@ class AttentionSize(NamedTuple):
     Attributes:
         heads: Of a device.
         window: Positions that a token sees; None: all.
+        cap: Of the logits; None: there is none.
     """
 
     heads: HeadShape
     window: int | None = None
+    cap: float | None = None
 
     @property
     def name(self) -> str:
         """What its program is called."""
         slides = "" if self.window is None else "sliding "
-        return f"{slides}attention kv{self.heads.kv_heads} g{self.heads.group} d{self.heads.head_dim} {DTYPE}"
+        caps = "" if self.cap is None else "capped "
+        return f"{caps}{slides}attention kv{self.heads.kv_heads} g{self.heads.group} d{self.heads.head_dim} {DTYPE}"
 
 
 def extend_step(
@@ -154,7 +159,7 @@ def _kernel_program(size: AttentionSize, blocks: TpuBlocks) -> Program:
     def attend(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: LaidOut) -> Array:
         # Projections leave heads side by side.
         q, k, v = (x.reshape(tokens, -1, heads.head_dim) for x in (q, k, v))
-        out = tpu_attention(q, k, v, k_pages, v_pages, segments, scale=heads.head_dim**-0.5)
+        out = tpu_attention(q, k, v, k_pages, v_pages, segments, scale=heads.head_dim**-0.5, cap=size.cap)
         return out.reshape(tokens, -1)
 
     def report(_: Any, runs: list[BundleRun]) -> Row:
@@ -250,9 +255,26 @@ def glue_program(target: Topology, heads: HeadShape) -> Program:
     return Program(name, kernel, (qkv, table, table, weight, weight), kernel="norm_rope", report=report)
 
 
-def head_program(target: Topology, size: tuple[int, int, int]) -> Program:
-    """Return the kernel of the log-sum-exp for rows of one device, width and vocabulary; a grid step is reported."""
-    rows, embed, vocab = size
+class HeadSize(NamedTuple):
+    """What the kernel of the log-sum-exp is compiled for.
+
+    Attributes:
+        rows: Of one device.
+        embed: Width of the model.
+        vocab: Rows of its head.
+        cap: Of the logits; None: there is none.
+    """
+
+    rows: int
+    embed: int
+    vocab: int
+    cap: float | None = None
+
+
+def head_program(target: Topology, size: HeadSize) -> Program:
+    """Return the kernel of the log-sum-exp; a grid step is reported."""
+    rows, embed, vocab, cap = size
+    caps = "" if cap is None else "capped "
 
     def report(_: Any, runs: list[BundleRun]) -> Row:
         # A step is one of the vocabulary's blocks: the last has a body of its own.
@@ -260,10 +282,10 @@ def head_program(target: Topology, size: tuple[int, int, int]) -> Program:
         return {"bundles": {"step": step.body}, "schedule": step}
 
     name, arguments = (
-        f"log-sum-exp of {rows} rows, head {vocab} x {embed}, {DTYPE}",
+        f"{caps}log-sum-exp of {rows} rows, head {vocab} x {embed}, {DTYPE}",
         (_floats(rows, embed), _floats(vocab, embed)),
     )
-    return Program(name, tpu_log_sum_exp, arguments, kernel="log_sum_exp", report=report)
+    return Program(name, partial(tpu_log_sum_exp, cap=cap), arguments, kernel="log_sum_exp", report=report)
 
 
 PRODUCT_ROWS = 2048
@@ -280,6 +302,7 @@ class ProductSize(NamedTuple):
         normed: Whether a folded norm is in front of it.
         residual: Whether it is added to a residual.
         heads: Whose queries, keys and values it makes, normalised and rotated; None: it is a product alone.
+        gate: What the gate goes through, where there are two parts.
     """
 
     depth: int
@@ -288,11 +311,13 @@ class ProductSize(NamedTuple):
     normed: bool
     residual: bool
     heads: HeadShape | None = None
+    gate: Gate = "silu"
 
     @classmethod
     def read(cls, fields: Sequence[Any]) -> Self:
         """Return what was written as JSON."""
-        return cls(*fields[:5], heads=HeadShape(*fields[5]) if fields[5] else None)
+        *numbers, heads, gate = fields
+        return cls(*numbers, heads=HeadShape(*heads) if heads else None, gate=gate)
 
     def grid_sizes(self, rows: int) -> ProductSizes:
         """Return the sizes of the kernel's grid steps."""
@@ -325,12 +350,15 @@ def product_program(target: Topology, size: ProductSize) -> Program:
     epsilon = 1e-6 if size.normed else None
 
     def product(x: Array, weight: QuantizedWeight, layer: Array, *residual: Array) -> Array:
-        return tpu_quantized_product(x, weight, layer, *residual, epsilon=epsilon)
+        return tpu_quantized_product(x, weight, layer, *residual, epsilon=epsilon, gate=size.gate)
 
     name = f"{size.parts} x {size.depth} x {size.columns}"
     if size.heads is None:
         arguments = (x, weight, layer, *[out] * size.residual)
-        return Program(f"int8 product {name}", product, arguments, kernel="quantized_product", report=size.report)
+        activated = "" if size.gate == "silu" else f", {size.gate}"
+        return Program(
+            f"int8 product {name}{activated}", product, arguments, kernel="quantized_product", report=size.report
+        )
     heads = size.heads
     table = jax.ShapeDtypeStruct((PRODUCT_ROWS, heads.head_dim), jnp.float32)
     norm = _floats(heads.head_dim)
