@@ -139,7 +139,9 @@ def gpu_attention(
         slides=segments.window is not None,
     )
     lists = *(getattr(tiles, name) for name in _Lists._fields[:-1]), segments.page_table
-    facts = segments.context_id, segments.context_first, segments.context_len, segments.own_first
+    # Without a window nothing reads where a context begins to be seen; zeros for it would be another launch.
+    context_first = segments.context_len if segments.window is None else segments.context_first
+    facts = segments.context_id, context_first, segments.context_len, segments.own_first
     return pl.pallas_call(
         partial(_kernel, shape=shape),
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
