@@ -28,6 +28,7 @@ class AttentionStep(NamedTuple):
         contexts: Contexts, of equally many items.
         context: Tokens of each.
         decodes: Whether it is a step of single tokens.
+        cap: Of the logits; None: there is none.
     """
 
     name: str
@@ -35,12 +36,14 @@ class AttentionStep(NamedTuple):
     contexts: int
     context: int
     decodes: bool = False
+    cap: float | None = None
 
 
 STEPS = (
     AttentionStep("items", 2048, 1, 2000),
     AttentionStep("decoding", SLOTS, SLOTS, 8000, decodes=True),
 )
+CAPPED = AttentionStep("capped items", 2048, 1, 2000, cap=50.0)
 GROWTH = (
     AttentionStep("one tile", 64, 1, 60),
     AttentionStep("more tokens", 8192, 1, 2000),
@@ -80,7 +83,7 @@ def compile_attention(
     """Compile the operation for a chip."""
 
     def attend(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: LaidOut) -> Array:
-        return segment_attention(q, k, v, k_pages, v_pages, segments, scale=heads.head_dim**-0.5)
+        return segment_attention(q, k, v, k_pages, v_pages, segments, scale=heads.head_dim**-0.5, cap=step.cap)
 
     with compiling_for(chip):
         segments = laid_out(step, heads)

@@ -9,7 +9,7 @@ from typing import Any
 from jax.sharding import SingleDeviceSharding
 
 from mis_kernels.aot.cuda.launches import read_launches
-from mis_kernels.aot.cuda.programs import GROWTH, STEPS, AttentionStep, compile_attention
+from mis_kernels.aot.cuda.programs import CAPPED, GROWTH, STEPS, AttentionStep, compile_attention
 from mis_kernels.aot.cuda.targets import TARGETS, device
 from mis_kernels.heads import HEAD_SHAPES, HeadShape, device_head_shapes
 
@@ -23,6 +23,7 @@ def jobs(quick: bool) -> Iterator[tuple[str, AttentionStep, HeadShape]]:
     for chip in TARGETS:
         yield from ((chip, step, heads) for heads in shapes for step in STEPS)
         yield from ((chip, step, QUICK_HEADS[0]) for step in GROWTH)
+        yield from () if quick else [(chip, CAPPED, OTHER_HEADS[0])]
 
 
 def compiled(chip: str, step: AttentionStep, heads: HeadShape) -> dict[str, Any]:
