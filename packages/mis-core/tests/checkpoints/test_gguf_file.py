@@ -144,7 +144,7 @@ def test_a_quantised_file_runs(tmp_path: Path) -> None:
 
 # What is wrong with a file, and what its one line says.
 _BROKEN: dict[str, tuple[str, Callable[[gguf.GGUFWriter], object], str]] = {
-    "architecture": ("gemma3", lambda writer: None, "architecture 'gemma3' of GGUF files is not read; known: llama, "),
+    "architecture": ("gemma4", lambda writer: None, "architecture 'gemma4' of GGUF files is not read; known: llama, "),
     "experts": ("llama", lambda writer: writer.add_expert_count(8), "'llama.expert_count = 8' is not understood"),
     "window": ("llama", lambda writer: writer.add_sliding_window(64), "attention.sliding_window = 64' is not underst"),
     "unknown": ("qwen3", lambda writer: writer.add_float32("qwen3.new", 2), "'qwen3.new = 2.0' is not understood"),

@@ -82,6 +82,14 @@ class Checkpoint(ABC):
     path: Path
     settings_path: Path
 
+    @property
+    def norms_have_one(self) -> bool:
+        """Whether norms whose factor is `1 + weight`, as Gemma's, are stored as that sum instead of the weight.
+
+        To add 1 to a difference need not give the stored sum again, so who reads such norms adds nothing.
+        """
+        return False
+
     @abstractmethod
     def settings(self) -> dict[str, Any]:
         """Return what `config.json` of a Hugging Face checkpoint holds.

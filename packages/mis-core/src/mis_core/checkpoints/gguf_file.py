@@ -17,13 +17,23 @@ from mis_core.checkpoints.checkpoint import Checkpoint, StoredDecision, StoredTe
 from mis_core.checkpoints.digests import ModelPart, weights_sha256
 from mis_core.checkpoints.files import Files
 from mis_core.checkpoints.gguf_decision import TEMPLATE, decision_of
+from mis_core.checkpoints.gguf_gemma import ARCHITECTURES as GEMMA
+from mis_core.checkpoints.gguf_gemma import TENSORS as GEMMA_TENSORS
+from mis_core.checkpoints.gguf_gemma import gemma_settings
 from mis_core.checkpoints.gguf_head import HEAD, head_settings
 from mis_core.checkpoints.gguf_parts import GgufModel, open_parts
 from mis_core.checkpoints.gguf_tokenizer import build_tokenizer
 from mis_core.checkpoints.signs import Signs, location, signs_of
 from mis_core.errors import ModelError
 
-_ARCHITECTURES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "smollm3": "SmolLM3"}
+_ARCHITECTURES = {
+    "llama": "Llama",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "smollm3": "SmolLM3",
+    "gemma2": "Gemma2",
+    "gemma3": "Gemma3",
+}
 # llama.cpp turns neighbouring elements of these architectures' heads, where Hugging Face turns those half a head
 # apart; its converter reorders the rows of the projections to suit.
 _PAIRED = ("llama", "smollm3")
@@ -92,6 +102,11 @@ class GgufCheckpoint(Checkpoint):
         self.settings_path = path
         self._files = files
 
+    @property
+    def norms_have_one(self) -> bool:
+        """Whether the file is of Gemma; see `Checkpoint`."""
+        return self._value("general.architecture") in GEMMA
+
     def stored_types(self) -> tuple[str, ...]:
         """Return the names of the types that `gguf` turns into float32."""
         import gguf
@@ -136,6 +151,8 @@ class GgufCheckpoint(Checkpoint):
         embed, heads = (settings.get(name) for name in ("hidden_size", "num_attention_heads"))
         if "head_dim" not in settings and isinstance(embed, int) and isinstance(heads, int) and heads:
             settings["head_dim"] = embed // heads  # whatever the architecture
+        if architecture in GEMMA:
+            settings = gemma_settings(self.path, architecture, found, settings, len(tensors))
         for name, value in found.items():
             allowed = (settings.get("head_dim"),) if name in _SIZES_OF_HEADS else _WITHOUT_EFFECT.get(name, ())
             if allowed is not None and value not in allowed:
@@ -150,6 +167,7 @@ class GgufCheckpoint(Checkpoint):
         heads = {"attn_q": settings.get("num_attention_heads")}
         heads["attn_k"] = settings.get("num_key_value_heads", heads["attn_q"])
         is_paired = self._value("general.architecture") in _PAIRED
+        parts = _TENSORS | (GEMMA_TENSORS if self.norms_have_one else {})
         is_classifier = settings["architectures"][0].endswith(_CLASSIFIER)
         stored: dict[str, _Tensor] = {}
         for tensor in self._file.tensors:
@@ -159,13 +177,13 @@ class GgufCheckpoint(Checkpoint):
                 stored["score.weight"] = _Tensor(tensor, is_row=len(tensor.shape) == 1)
                 continue
             found = _NAME.fullmatch(tensor.name)
-            if found is None or found["part"] not in _TENSORS:
+            if found is None or found["part"] not in parts:
                 # Whoever looks at the names refuses it, and shows it.
                 stored[tensor.name.encode("unicode_escape").decode()] = _Tensor(tensor)
                 continue
             layer = "" if found["layer"] is None else f"model.layers.{found['layer']}."
             paired = heads.get(found["part"]) if is_paired else None
-            stored[f"{layer}{_TENSORS[found['part']]}.{found['kind']}"] = _Tensor(tensor, paired)
+            stored[f"{layer}{parts[found['part']]}.{found['kind']}"] = _Tensor(tensor, paired)
         yield stored
 
     def parts(self, *, with_head: bool) -> tuple[ModelPart, ...]:

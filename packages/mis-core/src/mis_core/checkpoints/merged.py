@@ -132,6 +132,11 @@ class MergedCheckpoint(Checkpoint):
         self._checkpoint = checkpoint
         self._adapters = adapters
 
+    @property
+    def norms_have_one(self) -> bool:
+        """Whether the checkpoint's are stored so; see `Checkpoint`."""
+        return self._checkpoint.norms_have_one
+
     def settings(self) -> dict[str, Any]:
         """Return the checkpoint's settings; see `Checkpoint`."""
         return self._checkpoint.settings()

@@ -39,6 +39,11 @@ class PackagedCheckpoint(Checkpoint):
         self.adapter = LoraAdapter(folder / ADAPTER, files)
         self._checkpoint, self._folder, self._files = checkpoint, folder, files
 
+    @property
+    def norms_have_one(self) -> bool:
+        """Whether the language model's are stored so; see `Checkpoint`."""
+        return self._checkpoint.norms_have_one
+
     def settings(self) -> dict[str, Any]:
         """Return the settings of a model that has no head of its own, and the folder's tokens; see `Checkpoint`."""
         own = text_settings(self._checkpoint.settings())
