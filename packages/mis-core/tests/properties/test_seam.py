@@ -214,16 +214,23 @@ def test_other_pipelines_offer_none(backend):
     assert _allowed(backend) == frozenset()
 
 
-def test_characters_inside_added_tokens_are_no_cuts():
+def test_neighbours_inside_added_tokens_are_no_cuts():
     backend = _with_token(AddedToken("end of it.", normalized=False))
-    assert _allowed(backend) == _CUT_CHARACTERS - {" ", "."}
+    assert _allowed(backend) == _CUT_CHARACTERS - {" "}
+    assert _allowed(backend, "t") == _CUT_CHARACTERS - {"."}
+
+
+def test_runs_of_white_space_as_added_tokens_leave_the_cut_before_them():
+    backend = _qwen_like()
+    backend.add_tokens([AddedToken(char * times, normalized=False) for char in " \n\t" for times in (2, 3)])
+    assert _allowed(backend) == _CUT_CHARACTERS
 
 
 def test_added_tokens_are_looked_for_in_normalised_text_too():
     backend = _with_normalizer(normalizers.Lowercase())
     backend.add_tokens([AddedToken("X. D", normalized=True)])
     assert _allowed(backend, "D") == frozenset()
-    assert _allowed(backend, "X") == _CUT_CHARACTERS - {" ", "."}
+    assert _allowed(backend, "X") == _CUT_CHARACTERS - {"."}
 
 
 def test_whole_words_taken_without_merges_are_no_cuts():

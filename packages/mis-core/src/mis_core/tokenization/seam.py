@@ -17,8 +17,8 @@ leaves both characters, or what it makes of them, as neighbours; or nothing is k
 cut. In the first two cases it does the same with what is before the cut, whatever is behind it, and the
 other way round, as far as `left` and `right` tell.
 
-1. *Added tokens* are found in the raw text, leftmost first. `right` stands in none of them behind their first
-   character, so none crosses the cut. None ends in `left`, so both characters are in one stretch between added
+1. *Added tokens* are found in the raw text, leftmost first. None holds `left` and then `right`, so none crosses
+   the cut. None ends in `left`, so both characters are in one stretch between added
    tokens, or the cut is such a stretch's end. Those that take the white space beside them stop at `left`, which is
    none; those that look at their neighbours see `left` or what is on their own side.
 2. *Normalisers* work on each such stretch, most of them on one character for itself (`stages`). Unicode's forms
@@ -110,11 +110,11 @@ def _draws(model: Any) -> bool:
 
 def _between_added(contents: set[str]) -> Stage:
     """Return the stage that finds added tokens."""
-    inside = {char for content in contents for char in content[1:]}
+    pairs = {content[at : at + 2] for content in contents for at in range(len(content) - 1)}
     ends = {content[-1:] for content in contents}
 
     def find(left: str, right: str) -> Step:
-        return None if right in inside or left in ends else (left, right)
+        return None if left + right in pairs or left in ends else (left, right)
 
     return find
 
