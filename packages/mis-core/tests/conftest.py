@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 import tokenizers
+from pieces import fields_of
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from mis_core.checkpoints.gguf_tokenizer import build_tokenizer
 
 QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -90,6 +93,11 @@ def _sentence_piece(normalizer: Any, pre_tokenizer: Any) -> tokenizers.Tokenizer
     return tokenizer
 
 
+def _from_gguf(*, has_space_prefix: bool) -> tokenizers.Tokenizer:
+    """Build one of pieces and scores, as GGUF files have them, with runs of white space as added tokens."""
+    return build_tokenizer(fields_of(LINES, has_space_prefix=has_space_prefix)).backend
+
+
 def _unigram() -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -143,6 +151,8 @@ BUILDERS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
     "llama2": lambda: _sentence_piece(normalizers.Sequence([normalizers.Prepend("▁"), _SPACES_ARE_LETTERS]), None),
     "mistral": lambda: _sentence_piece(None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False)),
     "gemma": lambda: _sentence_piece(_SPACES_ARE_LETTERS, pre_tokenizers.Split(" ", "merged_with_previous")),
+    "gemma-gguf": lambda: _from_gguf(has_space_prefix=False),
+    "llama2-gguf": lambda: _from_gguf(has_space_prefix=True),
     "unigram": _unigram,
     "bert": _word_piece,
     "unknown": _unknown,

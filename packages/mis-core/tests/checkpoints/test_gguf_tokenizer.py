@@ -129,8 +129,8 @@ def test_ends_and_beginnings_follow_the_file() -> None:
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"ggml.pre": "gpt-9"}, "tokenizer.ggml.pre 'gpt-9' is not known; known: gpt2 with pre smollm, llama-bpe, qwen2."),
-    ({"ggml.model": "llama"}, "tokenizer.ggml.model 'llama' is not known"),
+    ({"ggml.pre": "gpt-9"}, "tokenizer.ggml.pre 'gpt-9' is not known; known: gpt2 with pre smollm, llama-bpe, qwen2, "),
+    ({"ggml.model": "t5"}, "tokenizer.ggml.model 't5' is not known"),
     ({"ggml.tokens": None}, "tokenizer.ggml.tokens is missing"),
     ({"ggml.tokens": [1]}, "tokenizer.ggml.tokens is missing or no list of str"),
     ({"ggml.token_type": [1]}, "tokens and the types of 1"),

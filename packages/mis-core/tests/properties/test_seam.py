@@ -16,7 +16,7 @@ pytestmark = pytest.mark.quick
 
 SHARING = [
     "qwen", "llama3", "framed", "gpt2", "smollm", "o200k", "deepseek", "prefixed", "llama2", "mistral", "gemma",
-    "unigram", "bert",
+    "gemma-gguf", "llama2-gguf", "unigram", "bert",
 ]  # fmt: skip
 KINDS = [*SHARING, "unknown"]
 
