@@ -275,7 +275,10 @@ def test_the_cache_lies_on_the_device_in_the_models_type(engine: Engine) -> None
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("family", "sizes"),
-    [*((family, {}) for family in ("qwen2", "llama", "mistral", "smollm3")), ("ministral", {"sliding_window": 40})],
+    [
+        *((family, {}) for family in ("qwen2", "llama", "mistral", "smollm3", "gemma2", "gemma3")),
+        ("ministral", {"sliding_window": 40}),
+    ],
 )
 def test_other_families_agree_with_transformers(family: str, sizes: dict, device: Callable, tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path / "model", family, **sizes)

@@ -35,6 +35,14 @@ VARIANTS = {
     "mistral": {"family": "mistral", "sliding_window": 40},
     "ministral": {"family": "ministral"},
     "smollm3": {"family": "smollm3"},
+    "gemma2": {"family": "gemma2"},
+    "gemma3": {"family": "gemma3"},
+    "gemma3 new spelling, untied, a cap": {
+        "family": "gemma3",
+        "rope_spelling": "new",
+        "tie_word_embeddings": False,
+        "final_logit_softcapping": 20.0,
+    },
     "smollm3 listed layers, biases": {
         "family": "smollm3",
         "no_rope_layers": (0, 1),
@@ -59,6 +67,12 @@ PUBLISHED_PARAMETERS = {
     "smollm3-3b": 3_075_098_624,
     "ministral-8b": 8_019_808_256,  # of its card
     "mistral-7b": 7_248_023_552,
+    "gemma-2-2b": 2_614_341_888,
+    "gemma-2-9b": 9_241_705_984,
+    "gemma-3-270m": 268_098_176,
+    "gemma-3-1b": 999_885_952,
+    "gemma-3-4b": 3_880_263_168,  # without the image tower, whose models have 4,300,079,472
+    "gemma-3-12b": 11_766_034_176,  # likewise; 12,187,325,040
 }
 
 
@@ -170,7 +184,10 @@ def test_a_tensor_drawn_in_blocks_has_the_wanted_scale(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"family": "gpt2"}, "family must be one of qwen3, qwen2, llama, mistral, ministral, smollm3, not 'gpt2'"),
+        (
+            {"family": "gpt2"},
+            "family must be one of qwen3, qwen2, llama, mistral, ministral, smollm3, gemma2, gemma3, not 'gpt2'",
+        ),
         ({"hiden_size": 64}, "did you mean 'hidden_size'"),
         ({"dtype": "int8"}, "dtype must be one of"),
         ({"rope_spelling": "newer"}, "rope_spelling must be one of old, new"),
@@ -179,7 +196,10 @@ def test_a_tensor_drawn_in_blocks_has_the_wanted_scale(monkeypatch: pytest.Monke
         ({"family": "llama", "hidden_size": 66}, "hidden_size must be a multiple"),
         ({"vocab_size": 100}, "vocab_size must be at least the tokenizer's"),
         ({"mlp_bias": True}, "mlp_bias is for llama, smollm3, not for qwen3"),
-        ({"family": "qwen2", "attention_bias": True}, "attention_bias is for qwen3, llama, smollm3, not for qwen2"),
+        (
+            {"family": "qwen2", "attention_bias": True},
+            "attention_bias is for qwen3, llama, smollm3, gemma2, gemma3, not for qwen2",
+        ),
         ({"shards": 0}, "shards must be at least 1"),
         ({"shards": 1000}, "must not exceed the number of tensors"),
     ],

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from mis_testing.shapes import FAMILIES, Family
+from mis_testing.shapes import FAMILIES, GEMMA, Family
 from mis_testing.tokenizer import HABITS, build_tokenizer
 
 # What can make the ids of `query + item` differ from the ids of both halves: white space and newline
@@ -63,15 +63,18 @@ def test_ids_fit_the_models_vocabulary(tokenizer: Any) -> None:
     assert config["eos_token_id"] == tokenizer.eos_token_id
 
 
-def test_llama_and_mistral_add_a_token_in_front(tokenizer: Any, family: Family) -> None:
+def test_some_families_add_a_token_in_front(tokenizer: Any, family: Family) -> None:
     first = tokenizer.decode(tokenizer("yes").input_ids[:1])
-    assert first == {"llama": "<|begin_of_text|>", "mistral": "<s>", "ministral": "<s>"}.get(family, "yes")
+    bos = {"llama": "<|begin_of_text|>", "mistral": "<s>", "ministral": "<s>", "gemma2": "<bos>", "gemma3": "<bos>"}
+    assert first == bos.get(family, "yes")
 
 
 def test_digits_split_as_the_family_does(family: Family) -> None:
     # A letter keeps the white space rule out of the way.
     pieces = build_tokenizer(family).pre_tokenizer.pre_tokenize_str("a20245")
-    assert [piece for piece, _ in pieces] == (["a", "202", "45"] if family in ("llama", "smollm3") else ["a", *"20245"])
+    by_three, whole = ("llama", "smollm3"), ("gemma2", "gemma3")
+    expected = ["a", "202", "45"] if family in by_three else ["a20245"] if family in whole else ["a", *"20245"]
+    assert [piece for piece, _ in pieces] == expected
 
 
 def test_only_mistral_parts_words_at_capitals(family: Family) -> None:
@@ -86,10 +89,11 @@ def test_only_qwen_normalises(family: Family) -> None:
 
 
 def test_special_tokens_are_one_id_and_follow_the_trained_vocabulary(family: Family) -> None:
+    """But for Gemma's, which come first."""
     tokenizer = build_tokenizer(family)
     ids = tokenizer.encode(HABITS[family].eos, add_special_tokens=False).ids
     assert len(ids) == 1
-    assert ids[0] >= tokenizer.get_vocab_size(with_added_tokens=False)
+    assert ids == [1] if family in GEMMA else ids[0] >= tokenizer.get_vocab_size(with_added_tokens=False)
 
 
 def test_chat_template_renders(tokenizer: Any) -> None:
@@ -97,4 +101,5 @@ def test_chat_template_renders(tokenizer: Any) -> None:
         [{"role": "user", "content": "Is it red?"}], tokenize=False, add_generation_prompt=True
     )
     assert "Is it red?" in text
-    assert text.endswith("[/INST]" if "[INST]" in text else "assistant\n" if "<|im_" in text else "\n\n")
+    ends = {"[INST]": "[/INST]", "<|im_": "assistant\n", "<start_of_turn>": "model\n"}
+    assert text.endswith(next((end for mark, end in ends.items() if mark in text), "\n\n"))

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mis_core.checkpoints.text_settings import WITHIN
 from mis_core.errors import ModelError
 from mis_core.models.config import ModelConfig, read_model_config
-from mis_core.models.families import FAMILIES
+from mis_core.models.families import BARE, FAMILIES
 from mis_core.models.layers import rope_kinds, windows_of
 from mis_core.models.rope import RopeConfig
 
@@ -80,6 +81,22 @@ def test_biases_are_those_that_the_family_has_settings_for(tmp_path: Path) -> No
 SMOLLM3: dict[str, object] = {"architectures": ["SmolLM3ForCausalLM"], "num_hidden_layers": 6}
 MINISTRAL: dict[str, object] = {"architectures": ["MinistralForCausalLM"]}
 MISTRAL: dict[str, object] = {"architectures": ["MistralForCausalLM"], "sliding_window": None}
+GEMMA2: dict[str, object] = {"architectures": ["Gemma2ForCausalLM"]}
+GEMMA3: dict[str, object] = {"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 6}
+GEMMA3_4B: dict[str, object] = {  # as published: silent where transformers has a default
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "model_type": "gemma3",
+    "mm_tokens_per_image": 256,
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "vision_config": {"model_type": "siglip_vision_model"},
+}
 
 
 @pytest.mark.parametrize(
@@ -107,25 +124,88 @@ def test_only_smollm3_reads_which_layers_have_no_rope(tmp_path: Path) -> None:
     assert rope_kinds(llama.layers) == {rope_of(llama): [0, 1]}
 
 
-@pytest.mark.parametrize("name", ["Qwen2", "Qwen3", "Llama", "Mistral", "Ministral", "SmolLM3"])
+@pytest.mark.parametrize("name", ["Qwen2", "Qwen3", "Llama", "Mistral", "Ministral", "SmolLM3", "Gemma2"])
 def test_where_a_config_is_silent_it_means_what_transformers_takes(tmp_path: Path, name: str) -> None:
     import transformers
 
     silent = {"tie_word_embeddings", "max_position_embeddings", "rms_norm_eps"}
-    said = {key: value for key, value in BASE.items() if key not in silent} | {"sliding_window": None}
+    window = 4096 if name == "Gemma2" else None
+    said = {key: value for key, value in BASE.items() if key not in silent} | {"sliding_window": window}
     (tmp_path / "config.json").write_text(json.dumps(said | {"architectures": [f"{name}ForCausalLM"]}))
     ours, theirs = read_model_config(tmp_path), getattr(transformers, f"{name}Config").from_pretrained(tmp_path)
     assert (ours.tied, ours.max_positions) == (theirs.tie_word_embeddings, theirs.max_position_embeddings)
     assert (ours.norm_epsilon, rope_of(ours).theta) == (theirs.rms_norm_eps, theirs.rope_parameters["rope_theta"])
 
 
-def test_the_sentence_about_another_architecture_lists_every_one_that_works(tmp_path: Path) -> None:
+def test_the_sentence_about_another_architecture_lists_every_family(tmp_path: Path) -> None:
+    import transformers
+
     with pytest.raises(ModelError) as caught:
         read(tmp_path, architectures=["MambaForCausalLM"])
-    kinds = ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification")
-    families, ends = caught.value.message.split("known: ")[1].rstrip(".").split("; each as ")
-    assert {name + end for name in families.split(", ") for end in kinds} == set(FAMILIES)
-    assert ends == f"{kinds[0]}, {kinds[1]} and {kinds[2]}"
+    families, within = caught.value.message.split("known: ")[1].rstrip(".").split("; the text of ")
+    names = families.split(", each as ForCausalLM")[0].split(", ")
+    assert {f"{name}ForCausalLM" for name in names} == {name for name in FAMILIES if name.endswith("CausalLM")}
+    assert within == ", ".join(WITHIN)
+    missing = [name for name in [*FAMILIES, *BARE, *WITHIN] if not hasattr(transformers, name)]
+    assert not missing
+    classes = {getattr(transformers, name).config_class.__name__ for name in FAMILIES}
+    assert classes == {family.config_class for family in FAMILIES.values()}
+
+
+def test_a_published_gemma_has_the_sizes_that_its_config_leaves_out(tmp_path: Path) -> None:
+    from transformers import Gemma3Config
+
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA3_4B))
+    ours, theirs = read_model_config(tmp_path), Gemma3Config.from_pretrained(tmp_path).text_config
+    assert (ours.attention.heads, ours.attention.kv_heads) == (theirs.num_attention_heads, theirs.num_key_value_heads)
+    assert (ours.attention.head_dim, ours.vocab_size) == (theirs.head_dim, theirs.vocab_size)
+    assert (ours.tied, ours.longest, ours.norm_epsilon) == (True, theirs.max_position_embeddings, theirs.rms_norm_eps)
+    assert (ours.attention_scale, ours.embedding_scale) == (theirs.query_pre_attn_scalar**-0.5, 2560**0.5)
+    assert (ours.attention_cap, ours.logit_cap, ours.is_within) == (None, None, True)
+    slides = [kind == "sliding_attention" for kind in theirs.layer_types]
+    assert [layer.window for layer in ours.layers] == [1024 if each else None for each in slides]
+    for layer, kind in zip(ours.layers, theirs.layer_types, strict=True):
+        rope = theirs.rope_parameters[kind]
+        assert layer.rope is not None
+        assert (layer.rope.kind, layer.rope.theta) == (rope["rope_type"], rope["rope_theta"])
+        assert layer.rope.parameters.get("factor") == rope.get("factor")
+
+
+def test_caps_and_scales_are_those_of_transformers(tmp_path: Path) -> None:
+    from transformers import Gemma2Config
+
+    ours = read(tmp_path, **GEMMA2)
+    theirs = Gemma2Config.from_pretrained(tmp_path)
+    assert (ours.attention_cap, ours.logit_cap) == (theirs.attn_logit_softcapping, theirs.final_logit_softcapping)
+    assert ours.attention_scale == theirs.query_pre_attn_scalar**-0.5
+    none = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    assert (read(tmp_path, **GEMMA2, **none).attention_cap, read(tmp_path, **GEMMA2, **none).logit_cap) == (None, None)
+    # transformers' Gemma 3 caps the head's logits alone, and its classifier's never.
+    both = {"attn_logit_softcapping": 7.0, "final_logit_softcapping": 5.0}
+    assert (read(tmp_path, **GEMMA3, **both).attention_cap, read(tmp_path, **GEMMA3, **both).logit_cap) == (None, 5.0)
+    classifier = GEMMA2 | {"architectures": ["Gemma2ForSequenceClassification"]}
+    assert (read(tmp_path, **classifier).attention_cap, read(tmp_path, **classifier).logit_cap) == (50.0, None)
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        {},
+        {"rope_theta": 5e5, "rope_local_base_freq": 7e3},
+        {"rope_scaling": LINEAR},
+        {"rope_parameters": {"full_attention": LINEAR | {"rope_theta": 3e5}, "sliding_attention": {"rope_theta": 9e3}}},
+        {"rope_parameters": {"full_attention": {"rope_type": "default"}}, "rope_local_base_freq": 7e3},
+    ],
+)
+def test_each_kind_of_layer_has_its_rope(tmp_path: Path, spelling: dict) -> None:
+    from transformers import Gemma3TextConfig
+
+    ours, theirs = read(tmp_path, **GEMMA3, **spelling), Gemma3TextConfig.from_pretrained(tmp_path)
+    for layer, kind in zip(ours.layers, theirs.layer_types, strict=True):
+        expected = theirs.rope_parameters[kind]
+        assert layer.rope is not None
+        assert (layer.rope.theta, layer.rope.kind) == (expected["rope_theta"], expected.get("rope_type", "default"))
+        assert layer.rope.parameters.get("factor") == expected.get("factor")
 
 
 @pytest.mark.parametrize(
@@ -191,6 +271,17 @@ def test_the_sentence_about_another_architecture_lists_every_one_that_works(tmp_
             {"rope_parameters": LINEAR | {"rope_theta": 5e5}, "rope_scaling": {"type": "linear", "factor": 2.0}},
             "rope_parameters and rope_scaling differ",
         ),
+        (GEMMA2 | {"sliding_window": None}, "^[^:]*: layer 0 slides, but sliding_window gives no window"),
+        (GEMMA2 | {"hidden_activation": "gelu"}, 'hidden_activation = "gelu" is not supported'),
+        (GEMMA2 | {"final_logit_softcapping": 0}, "final_logit_softcapping must be a positive number"),
+        (GEMMA2 | {"attn_logit_softcapping": "50"}, "attn_logit_softcapping must be a positive number"),
+        (GEMMA2 | {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a positive number"),
+        (GEMMA3 | {"sliding_window_pattern": 0}, "sliding_window_pattern must be a positive integer"),
+        (GEMMA3 | {"use_bidirectional_attention": True}, "use_bidirectional_attention = true is not supported"),
+        (GEMMA3 | {"rope_parameters": LINEAR}, "rope_parameters must have an object for each kind of layer"),
+        (GEMMA3 | {"rope_local_base_freq": "low"}, "rope_theta must be a positive number"),
+        (GEMMA3 | {"architectures": ["Gemma3ForConditionalGeneration"]}, "text_config must be an object, not null"),
+        (GEMMA3_4B | {"quantization_config": {"bits": 4}}, "quantization_config: "),
         (CLASSIFIER | {"id2label": {"1": "a", "2": "b"}}, "id2label must name the rows 0 to 1"),
         (CLASSIFIER | {"id2label": {}}, "id2label must be an object that names every row"),
         (CLASSIFIER | {"id2label": {"0": 7}}, "id2label must be an object that names every row"),
@@ -213,6 +304,8 @@ def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, changes: dic
         {"mlp_bias": True},
         {"architectures": ["Qwen2ForCausalLM"], "attention_bias": True},
         MISTRAL | {"attention_bias": True},
+        GEMMA2 | {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"},  # only one is read
+        GEMMA3 | {"use_bidirectional_attention": False, "cache_implementation": "hybrid"},
         SMOLLM3 | {"use_sliding_window": True},  # whose window is null where it is silent
         {"use_sliding_window": True},  # the first layer that slides is the 28th
         {"use_sliding_window": True, "max_window_layers": 2},
@@ -317,7 +410,7 @@ _kinds = st.lists(st.sampled_from(["full_attention", "sliding_attention"]), min_
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    name=st.sampled_from(["Qwen2", "Qwen3", "Mistral", "Ministral", "SmolLM3"]),
+    name=st.sampled_from(["Qwen2", "Qwen3", "Mistral", "Ministral", "SmolLM3", "Gemma2", "Gemma3"]),
     given_settings=st.fixed_dictionaries(
         {},
         optional={
@@ -326,6 +419,7 @@ _kinds = st.lists(st.sampled_from(["full_attention", "sliding_attention"]), min_
             "max_window_layers": st.integers(-1, 7),
             "layer_types": _kinds,
             "no_rope_layers": st.lists(st.integers(0, 1), min_size=6, max_size=6),
+            "sliding_window_pattern": st.integers(1, 7),
         },
     ),
 )
@@ -335,12 +429,16 @@ def test_layers_slide_as_those_of_transformers(tmp_path: Path, name: str, given_
 
     changes = {"architectures": [f"{name}ForCausalLM"], "num_hidden_layers": 6, "max_position_embeddings": 8192}
     (tmp_path / "config.json").write_text(json.dumps(BASE | changes | given_settings))
-    theirs = getattr(transformers, f"{name}Config").from_pretrained(tmp_path)
+    theirs = getattr(transformers, FAMILIES[f"{name}ForCausalLM"].config_class).from_pretrained(tmp_path)
     window = getattr(theirs, "sliding_window", None)
     kinds = theirs.layer_types if "layer_types" in type(theirs).__annotations__ else None
     slides = [window is not None if kinds is None else kind == "sliding_attention" for kind in kinds or [""] * 6]
     listed = [kind == "sliding_attention" for kind in given_settings.get("layer_types", [])]
     is_off = window is None or (name == "SmolLM3" and not given_settings.get("use_sliding_window"))
+    if window is None and name.startswith("Gemma") and "sliding_attention" in theirs.layer_types:
+        with pytest.raises(ModelError, match="slides, but sliding_window gives no window"):
+            read_model_config(tmp_path)
+        return
     if (any(listed) and is_off) or (name == "Mistral" and listed and listed != slides):
         with pytest.raises(ModelError, match="layer_types"):
             read_model_config(tmp_path)

@@ -12,6 +12,7 @@ import pytest
 
 from mis_core.errors import ModelError
 from mis_core.models.config import ModelConfig, read_model_config
+from mis_core.models.families import FAMILIES
 from mis_core.models.layers import rope_kinds
 from mis_core.models.published import PUBLISHED as SHAPES
 from mis_core.models.rope import frequencies
@@ -23,6 +24,11 @@ FAMILY_ROW = re.compile(r"\| `(\w+)ForCausalLM` \|")
 def read(folder: Path, config: dict[str, Any]) -> ModelConfig:
     (folder / "config.json").write_text(json.dumps(config))
     return read_model_config(folder)
+
+
+def classifier_of(config: dict[str, Any]) -> str:
+    """Return the class of the same family's classifier of sequences."""
+    return [*FAMILIES[config["architectures"][0]].with_heads()][1]
 
 
 def test_every_row_of_the_table_of_models_has_one() -> None:
@@ -59,9 +65,11 @@ def test_published_settings_are_read_as_transformers_reads_them(
         theirs.rms_norm_eps,
         theirs.tie_word_embeddings,
     )
-    ropes = [layer.rope for layer in ours.layers if layer.rope is not None]
-    parameters = [{"rope_theta": rope.theta, "rope_type": rope.kind} | rope.parameters for rope in ropes]
-    assert parameters == [theirs.rope_parameters] * len(ropes)
+    kinds = getattr(theirs, "layer_types", None) or [""] * len(ours.layers)
+    for layer, kind in zip(ours.layers, kinds, strict=True):
+        if layer.rope is not None:
+            rope = {"rope_theta": layer.rope.theta, "rope_type": layer.rope.kind} | layer.rope.parameters
+            assert rope == theirs.rope_parameters.get(kind, theirs.rope_parameters)
     has_rope = getattr(theirs, "no_rope_layers", [1] * len(ours.layers))
     assert [layer.rope is not None for layer in ours.layers] == [each == 1 for each in has_rope]
 
@@ -70,7 +78,7 @@ def test_published_settings_are_read_as_transformers_reads_them(
 def test_the_same_model_with_a_head_of_labels_is_a_classifier(name: str, tmp_path: Path) -> None:
     config = PUBLISHED[name]["config"]
     head = {
-        "architectures": [config["architectures"][0].replace("CausalLM", "SequenceClassification")],
+        "architectures": [classifier_of(config)],
         "id2label": {"0": "no", "1": "yes", "2": "perhaps"},
         "label2id": {"no": 0, "yes": 1, "perhaps": 2},
         "problem_type": "single_label_classification",
@@ -102,7 +110,7 @@ ADDED = ("rope_parameters", "rope_scaling", "problem_type", "partial_rotary_fact
 def test_values_of_any_type_are_served_or_refused(name: str, tmp_path: Path) -> None:
     config = PUBLISHED[name]["config"]
     small = config | {"num_hidden_layers": 2, "layer_types": None, "no_rope_layers": None}
-    small["architectures"] = [config["architectures"][0].replace("CausalLM", "SequenceClassification")]
+    small["architectures"] = [classifier_of(config)]
     changes = [{key: value} for key in {*small, *ADDED, "id2label"} - {"num_hidden_layers"} for value in WRONG]
     for kind in ("linear", "llama3", "yarn"):
         scaling = {"rope_type": kind, "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -35,7 +35,7 @@ Model = tuple["Engine", PointwiseOracle]
         pytest.param(
             (family, rows), marks=() if (family, rows) in PER_COMMIT else pytest.mark.full, id=f"{family}-{rows}"
         )
-        for family in ("qwen3", "qwen2", "llama")
+        for family in ("qwen3", "qwen2", "llama", "gemma2", "gemma3")
         for rows in (1, 3)
     ]
 )

@@ -45,6 +45,8 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "mistral": {"family": "mistral"},
     "ministral, a window shorter than the query": {"family": "ministral"},
+    "gemma2": {"family": "gemma2"},
+    "gemma3": {"family": "gemma3"},
     "smollm3 listed layers, yarn, biases": {
         "family": "smollm3",
         "num_hidden_layers": 3,
@@ -86,6 +88,23 @@ FULL_ONLY: dict[str, dict[str, Any]] = {
         "layer_types": ("sliding_attention", "full_attention", "sliding_attention"),
     },
     "smollm3, layers without rope slide": {"family": "smollm3", "sliding_window": 20},
+    "gemma2 without caps, biases, new spelling": {
+        "family": "gemma2",
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "attention_bias": True,
+        "rope_spelling": "new",
+        "num_hidden_layers": 3,
+    },
+    "gemma2, a window of a page, untied": {"family": "gemma2", "sliding_window": 64, "tie_word_embeddings": False},
+    "gemma2, a window beyond every sequence": {"family": "gemma2", "sliding_window": 4096},
+    "gemma3 new spelling, a cap, three layers": {
+        "family": "gemma3",
+        "rope_spelling": "new",
+        "final_logit_softcapping": 5.0,
+        "num_hidden_layers": 3,
+    },
+    "gemma3, a window shorter than items, wide head": {"family": "gemma3", "sliding_window": 33, "head_dim": 64},
 }
 DTYPES = ("float32", "bfloat16")
 FEW_IN_FRONT = {
@@ -186,6 +205,8 @@ def test_items_in_front_of_the_query(engine: "Engine", oracle: PointwiseOracle, 
         pytest.param("llama narrow head", marks=pytest.mark.full),
         pytest.param("qwen2 bias", marks=pytest.mark.full),
         pytest.param("ministral, a window shorter than the query", marks=pytest.mark.full),
+        pytest.param("gemma2", marks=pytest.mark.full),
+        pytest.param("gemma3, a window shorter than items, wide head", marks=pytest.mark.full),
     ],
 )
 @pytest.mark.parametrize("item_first", [False, True])

@@ -26,7 +26,8 @@ MODELS = [
         for family, dtype in (("qwen3", "bfloat16"), ("qwen3", "float32"), ("llama", "bfloat16"))
     ),
     *(
-        pytest.param(("ministral", {"sliding_window": 70}, dtype, SMALL), marks=pytest.mark.full, id=f"window-{dtype}")
+        pytest.param((family, {"sliding_window": 70}, dtype, SMALL), marks=pytest.mark.full, id=f"{family}-{dtype}")
+        for family in ("ministral", "gemma2", "gemma3")
         for dtype in ("bfloat16", "float32")
     ),
 ]

@@ -64,6 +64,12 @@ HEAD_SHAPES: dict[str, HeadShape] = {
     "smollm3-3b": HeadShape(16, 4, 128),
     "mistral-7b": HeadShape(32, 8, 128),
     "ministral-8b": HeadShape(32, 8, 128),
+    "gemma-2-2b": HeadShape(8, 4, 256),
+    "gemma-2-9b": HeadShape(16, 8, 256),
+    "gemma-3-270m": HeadShape(4, 1, 256),
+    "gemma-3-1b": HeadShape(4, 1, 256),
+    "gemma-3-4b": HeadShape(8, 4, 256),
+    "gemma-3-12b": HeadShape(16, 8, 256),
 }
 
 

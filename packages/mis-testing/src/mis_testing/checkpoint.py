@@ -10,13 +10,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from mis_testing.shapes import SHAPES, CheckpointShape, divided
+from mis_testing.shapes import GEMMA, SHAPES, CheckpointShape, divided
 from mis_testing.tokenizer import HABITS, build_tokenizer, write_tokenizer
 from mis_testing.weights import write_weights
 
 _ARCHITECTURES = {
     "qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama", "mistral": "Mistral", "ministral": "Ministral",
-    "smollm3": "SmolLM3",
+    "smollm3": "SmolLM3", "gemma2": "Gemma2", "gemma3": "Gemma3",
 }  # fmt: skip
 
 
@@ -28,7 +28,8 @@ def tiny_checkpoint(path: str | Path, family: str = "qwen3", **sizes: Any) -> Pa
 
     Args:
         path: Directory to write into; made if absent.
-        family: `qwen3`, `qwen2` (Qwen2.5 too), `llama` (Llama 3.x, SmolLM2), `mistral`, `ministral` or `smollm3`.
+        family: `qwen3`, `qwen2` (Qwen2.5 too), `llama` (Llama 3.x, SmolLM2), `mistral`, `ministral`, `smollm3`,
+            `gemma2` or `gemma3`.
         **sizes: Fields of `CheckpointShape`, named as in `config.json`.
 
     Raises:
@@ -74,13 +75,15 @@ def config_json(shape: CheckpointShape, vocab_size: int) -> dict[str, Any]:
     tokenizer, habits = build_tokenizer(shape.family), HABITS[shape.family]
     classifier = f"For{'Token' if shape.labels_tokens else 'Sequence'}Classification"
     head = classifier if shape.head_labels else "ForCausalLM"
+    is_text = shape.family == "gemma3"  # of a larger model
+    name = _ARCHITECTURES[shape.family] + ("Text" if is_text and shape.head_labels else "")
     config: dict[str, Any] = {
-        "architectures": [_ARCHITECTURES[shape.family] + head],
-        "model_type": shape.family,
+        "architectures": [name + head],
+        "model_type": f"{shape.family}_text" if is_text else shape.family,
         "attention_dropout": 0.0,
         "bos_token_id": tokenizer.token_to_id(habits.bos),
         "eos_token_id": tokenizer.token_to_id(habits.eos),
-        "hidden_act": "silu",
+        **({"hidden_activation": "gelu_pytorch_tanh"} if shape.family in GEMMA else {"hidden_act": "silu"}),
         "hidden_size": shape.hidden_size,
         "initializer_range": 0.02,
         "intermediate_size": shape.intermediate_size,
@@ -93,13 +96,15 @@ def config_json(shape: CheckpointShape, vocab_size: int) -> dict[str, Any]:
         "use_cache": True,
         "vocab_size": vocab_size,
     }
-    if shape.family == "smollm3":  # its own default is beyond a tiny vocabulary
+    if shape.family == "smollm3":  # whose own default is beyond a tiny vocabulary
         config["pad_token_id"] = tokenizer.token_to_id(habits.pad)
     return config | _family_keys(shape) | _rope_keys(shape) | _head_keys(shape)
 
 
 def _family_keys(shape: CheckpointShape) -> dict[str, Any]:
     keys: dict[str, Any] = {}
+    if shape.family in GEMMA:
+        return _gemma_keys(shape)
     # Published Qwen2 configs have no head_dim; it is written only where it cannot be derived.
     if shape.family != "qwen2" or shape.width_of_head * shape.num_attention_heads != shape.hidden_size:
         keys["head_dim"] = shape.width_of_head
@@ -120,16 +125,34 @@ def _family_keys(shape: CheckpointShape) -> dict[str, Any]:
     return keys
 
 
+def _gemma_keys(shape: CheckpointShape) -> dict[str, Any]:
+    names = ("attention_bias", "final_logit_softcapping", "head_dim", "query_pre_attn_scalar", "sliding_window")
+    keys: dict[str, Any] = {name: getattr(shape, name) for name in names}
+    if shape.family == "gemma2":
+        keys["attn_logit_softcapping"] = shape.attn_logit_softcapping
+    if shape.layer_types or shape.rope_spelling == "new":
+        two = ["sliding_attention", "full_attention"]
+        keys["layer_types"] = shape.layer_types or [two[layer % 2] for layer in range(shape.num_hidden_layers)]
+    elif shape.family == "gemma3":  # its own default is 6
+        keys["sliding_window_pattern"] = 2
+    return keys
+
+
 def _from_the_middle(shape: CheckpointShape) -> list[str]:
     full = shape.num_hidden_layers // 2 if shape.sliding_window is not None else shape.num_hidden_layers
     return ["full_attention"] * full + ["sliding_attention"] * (shape.num_hidden_layers - full)
 
 
 def _rope_keys(shape: CheckpointShape) -> dict[str, Any]:
+    local = shape.rope_local_base_freq
     if shape.rope_spelling == "new":
-        plain = {"rope_type": "default", "rope_theta": shape.rope_theta}
-        return {"rope_parameters": plain | (shape.rope_scaling or {}), "dtype": shape.dtype}
-    return {"rope_theta": shape.rope_theta, "rope_scaling": shape.rope_scaling, "torch_dtype": shape.dtype}
+        rope: dict[str, Any] = {"rope_type": "default", "rope_theta": shape.rope_theta} | (shape.rope_scaling or {})
+        if local is not None:
+            sliding = {"rope_type": "default", "rope_theta": local}
+            rope = {"full_attention": rope, "sliding_attention": sliding}
+        return {"rope_parameters": rope, "dtype": shape.dtype}
+    old = {} if local is None else {"rope_local_base_freq": local}
+    return old | {"rope_theta": shape.rope_theta, "rope_scaling": shape.rope_scaling, "torch_dtype": shape.dtype}
 
 
 def _head_keys(shape: CheckpointShape) -> dict[str, Any]:

@@ -9,23 +9,30 @@ import difflib
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-Family = Literal["qwen3", "qwen2", "llama", "mistral", "ministral", "smollm3"]
-FAMILIES: tuple[Family, ...] = ("qwen3", "qwen2", "llama", "mistral", "ministral", "smollm3")
+Family = Literal["qwen3", "qwen2", "llama", "mistral", "ministral", "smollm3", "gemma2", "gemma3"]
+FAMILIES: tuple[Family, ...] = ("qwen3", "qwen2", "llama", "mistral", "ministral", "smollm3", "gemma2", "gemma3")
+GEMMA: tuple[Family, ...] = ("gemma2", "gemma3")
+"""Families with four norms a layer, which multiply by one more than their weights, and with scaled embeddings."""
 
 DTYPES = ("bfloat16", "float16", "float32")
 ROPE_SPELLINGS = ("old", "new")
 _SETTINGS_OF: dict[str, tuple[Family, ...]] = {
-    "attention_bias": ("qwen3", "llama", "smollm3"),
+    "attention_bias": ("qwen3", "llama", "smollm3", *GEMMA),
     "mlp_bias": ("llama", "smollm3"),
-    "sliding_window": ("qwen3", "qwen2", "mistral", "ministral", "smollm3"),
-    "layer_types": ("qwen3", "qwen2", "ministral", "smollm3"),
+    "sliding_window": ("qwen3", "qwen2", "mistral", "ministral", "smollm3", *GEMMA),
+    "layer_types": ("qwen3", "qwen2", "ministral", "smollm3", *GEMMA),
+    "query_pre_attn_scalar": GEMMA,
+    "final_logit_softcapping": GEMMA,
+    "attn_logit_softcapping": ("gemma2",),
+    "rope_local_base_freq": ("gemma3",),
 }
 
 _LLAMA3_SCALING: dict[str, Any] = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 # What differs from the dataclass defaults. The tiny Llama's scaling has a short original context, so
 # that a test of a few dozen tokens already notices when it is ignored. So is the window of the tiny
-# Ministral's second layer. That of the tiny SmolLM3 has no RoPE.
+# Ministral's second layer. That of the tiny SmolLM3 has no RoPE. The tiny Gemmas' first layer slides, their
+# caps bite, and their logits are not divided by the root of the head's width.
 _FAMILY_DEFAULTS: dict[Family, dict[str, Any]] = {
     "qwen3": {"head_dim": 32, "rope_theta": 1e6},
     "qwen2": {"rope_theta": 1e6},
@@ -37,6 +44,21 @@ _FAMILY_DEFAULTS: dict[Family, dict[str, Any]] = {
     "mistral": {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "tie_word_embeddings": False},
     "ministral": {"rope_theta": 1e8, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "sliding_window": 40},
     "smollm3": {"rope_theta": 5e6, "no_rope_layer_interval": 2},
+    "gemma2": {
+        "head_dim": 32,
+        "sliding_window": 40,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 5.0,
+    },
+    "gemma3": {
+        "head_dim": 32,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "sliding_window": 40,
+        "query_pre_attn_scalar": 24,
+    },
 }
 
 
@@ -46,20 +68,26 @@ class CheckpointShape:
 
     Attributes:
         family: Architecture: `qwen3` (qk-norm), `qwen2` (qkv bias; Qwen2.5 too), `llama` (Llama 3.x, SmolLM2),
-            `mistral`, `ministral` (layers with and without a window), `smollm3` (layers without RoPE).
+            `mistral`, `ministral` (layers with and without a window), `smollm3` (layers without RoPE), `gemma2` (caps),
+            `gemma3` (two kinds of RoPE).
         head_dim: None means `hidden_size // num_attention_heads`; tiny Qwen3 has 32, unlike 64 / 4.
         vocab_size: Rows of the embedding; None means the tokenizer's size, rounded up to 64.
         rope_scaling: None for plain rotary embedding, or a dict with `rope_type` `default`, `linear`,
             `llama3` or `yarn` and the keys that type takes in `config.json`.
         rope_spelling: `old` writes `rope_theta` + `rope_scaling` + `torch_dtype`, as most published
             checkpoints do; `new` writes `rope_parameters` + `dtype`, as transformers 5 does.
-        attention_bias: All projections of attention have biases; for `qwen3`, `llama` and `smollm3`.
+        attention_bias: All projections of attention have biases; for `qwen3`, `llama`, `smollm3` and the Gemmas.
         mlp_bias: All projections of the MLP have biases; for `llama` and `smollm3`.
         no_rope_layers: 0 for each layer without RoPE, 1 for others; for `smollm3`. None leaves it to the interval.
         no_rope_layer_interval: Every so many layers one has no RoPE; for `smollm3`.
         sliding_window: Positions that a token of a layer that slides sees; not for `llama`. None: no layer slides. All
-            layers of `mistral` slide, of `smollm3` those without RoPE, of others those from the middle on.
+            layers of `mistral` slide, of `smollm3` those without RoPE, of Gemmas the first, third and so on, of others
+            those from the middle on.
         layer_types: `full_attention` or `sliding_attention` for each layer, where that is not so; not for `mistral`.
+        rope_local_base_freq: `rope_theta` of layers that slide, which have no scaling; for `gemma3`.
+        query_pre_attn_scalar: Its root divides attention's logits; for Gemmas.
+        attn_logit_softcapping: Soft cap of attention's logits, for `gemma2`; None: none.
+        final_logit_softcapping: Soft cap of the head's logits, for Gemmas; None: none.
         head_labels: Names of the rows of a classification head, which then replaces the language model's.
         labels_tokens: Whether that head labels every token; then its rows have biases.
         dtype: Type of the stored weights.
@@ -90,6 +118,10 @@ class CheckpointShape:
     no_rope_layer_interval: int = 4
     sliding_window: int | None = None
     layer_types: tuple[str, ...] | None = None
+    rope_local_base_freq: float | None = None
+    query_pre_attn_scalar: float | None = None
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
     head_labels: tuple[str, ...] = ()
     labels_tokens: bool = False
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
@@ -183,6 +215,36 @@ _MINISTRAL: dict[str, Any] = {
 }
 _MISTRAL: dict[str, Any] = {"vocab_size": 32768, "max_position_embeddings": 32768, "rope_theta": 1e6}
 
+_GEMMA2: dict[str, Any] = {
+    "vocab_size": 256000,
+    "max_position_embeddings": 8192,
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
+_GEMMA3: dict[str, Any] = {
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "sliding_window": 1024,
+    "query_pre_attn_scalar": 256,
+}
+_GEMMA3_SMALL: dict[str, Any] = _GEMMA3 | {
+    "vocab_size": 262144,
+    "max_position_embeddings": 32768,
+    "rope_scaling": None,
+    "sliding_window": 512,
+}
+
+
+def _gemma3(common: dict[str, Any], hidden: int, layers: int, heads: tuple[int, int, int], mlp: int) -> dict:
+    kinds = (["sliding_attention"] * 5 + ["full_attention"]) * (layers // 6 + 1)
+    return _published("gemma3", hidden, layers, heads, mlp, layer_types=tuple(kinds[:layers]), **common)
+
+
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": _published("qwen3", 1024, 28, (16, 8, 128), 3072, **_QWEN3),
     "qwen3-1.7b": _published("qwen3", 2048, 28, (16, 8, 128), 6144, shards=2, **_QWEN3),
@@ -200,6 +262,12 @@ SHAPES: dict[str, dict[str, Any]] = {
     "smollm3-3b": _published("smollm3", 2048, 36, (16, 4, 128), 11008, shards=2, **_SMOLLM3),
     "mistral-7b": _published("mistral", 4096, 32, (32, 8, 128), 14336, shards=3, **_MISTRAL),
     "ministral-8b": _published("ministral", 4096, 36, (32, 8, 128), 12288, shards=4, **_MINISTRAL),
+    "gemma-2-2b": _published("gemma2", 2304, 26, (8, 4, 256), 9216, shards=2, **_GEMMA2),
+    "gemma-2-9b": _published("gemma2", 3584, 42, (16, 8, 256), 14336, shards=4, **_GEMMA2),
+    "gemma-3-270m": _gemma3(_GEMMA3_SMALL, 640, 18, (4, 1, 256), 2048),
+    "gemma-3-1b": _gemma3(_GEMMA3_SMALL, 1152, 26, (4, 1, 256), 6912),
+    "gemma-3-4b": _gemma3(_GEMMA3, 2560, 34, (8, 4, 256), 10240),
+    "gemma-3-12b": _gemma3(_GEMMA3, 3840, 48, (16, 8, 256), 15360),
 }
 """Published sizes by model name: `tiny_checkpoint(path, **SHAPES["qwen3-0.6b"])` writes one with random weights.
 

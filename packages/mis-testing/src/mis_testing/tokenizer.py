@@ -1,10 +1,11 @@
-"""Byte-level BPE tokenizers with the exact pre-tokenisation of each family, trained in process.
+"""Tokenizers with the exact pre-tokenisation of each family, trained in process: byte-level BPE, but for Gemma's.
 
 Only the merges are small. Normaliser, split pattern, special tokens and post-processor are those of
 the published tokenizers, because the ids of a joined string depend on them: Qwen normalises to NFC and
 splits single digits, Llama 3 splits digits by three, ignores merges for whole words and adds
 `<|begin_of_text|>`. SmolLM3 splits as Llama 3 does and adds nothing. Mistral's is Tekken, which parts
-words at capitals and adds `<s>`.
+words at capitals and adds `<s>`. Gemma's is SentencePiece's BPE: spaces are letters, what is unknown becomes bytes, and
+`<bos>` is added.
 """
 
 import functools
@@ -70,6 +71,11 @@ _MISTRAL_CHAT = (
     "{{ message['content'] + eos_token }}{% else %}{{ '[INST]' + message['content'] + '[/INST]' }}{% endif %}"
     "{% endfor %}"
 )
+_GEMMA_CHAT = (
+    "{{ bos_token }}{% for message in messages %}{{ '<start_of_turn>' + message['role'] + '\n'"
+    " + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ class Habits:
     """What the published tokenizers of a family do.
 
     Attributes:
-        split: Pattern of the pieces that merges stay within.
+        split: Pattern of the pieces that merges stay within; None: of SentencePiece, where spaces are letters.
         special: Special tokens; decoding skips them.
         bos: `bos_token_id` of `config.json`; Qwen names one there but its tokenizer never adds it.
         eos: End of a turn.
@@ -90,7 +96,7 @@ class Habits:
         tokenizer_class: What `tokenizer_config.json` names.
     """
 
-    split: str
+    split: str | None
     special: tuple[str, ...]
     bos: str
     eos: str
@@ -143,6 +149,16 @@ _MISTRAL = Habits(
     ignores_merges=True,
 )
 
+_GEMMA = Habits(
+    split=None,
+    special=("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"),
+    bos="<bos>",
+    eos="<eos>",
+    pad="<pad>",
+    chat=_GEMMA_CHAT,
+    adds_bos=True,
+)
+
 HABITS: dict[Family, Habits] = {
     "qwen3": _QWEN3,
     "qwen2": replace(_QWEN3, added=_QWEN2_ADDED),
@@ -150,6 +166,8 @@ HABITS: dict[Family, Habits] = {
     "mistral": _MISTRAL,
     "ministral": _MISTRAL,
     "smollm3": _SMOLLM3,
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA,
 }
 """By family."""
 
@@ -158,6 +176,8 @@ HABITS: dict[Family, Habits] = {
 def build_tokenizer(family: Family) -> Tokenizer:
     """Train the tokenizer of a family on the built-in corpus; the same every time. Do not change the result."""
     habits = HABITS[family]
+    if habits.split is None:
+        return _sentence_piece(habits)
     tokenizer = Tokenizer(models.BPE(ignore_merges=habits.ignores_merges))
     if habits.normalises:
         tokenizer.normalizer = normalizers.NFC()
@@ -178,11 +198,28 @@ def build_tokenizer(family: Family) -> Tokenizer:
     return tokenizer
 
 
+def _sentence_piece(habits: Habits) -> Tokenizer:
+    """Train merges in which a space is a letter; special tokens and bytes come first, as SentencePiece has them."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")  # published ones know no token "a▁b"
+    first = [*habits.special, *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, show_progress=False, special_tokens=first)
+    tokenizer.train_from_iterator(corpus(), trainer)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.post_processor = _bos_template(tokenizer, habits.bos)
+    return tokenizer
+
+
 def _with_bos(tokenizer: Tokenizer, bos: str) -> processors.Sequence:
-    template = processors.TemplateProcessing(
+    return processors.Sequence([processors.ByteLevel(trim_offsets=False), _bos_template(tokenizer, bos)])
+
+
+def _bos_template(tokenizer: Tokenizer, bos: str) -> processors.TemplateProcessing:
+    return processors.TemplateProcessing(
         single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, tokenizer.token_to_id(bos))]
     )
-    return processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
 
 
 def write_larger_tokenizer(path: Path, family: Family, vocab_size: int, token: str) -> Path:

@@ -4,14 +4,16 @@ A fresh network with the usual 0.02 scale gives nearly flat logits and nearly un
 scorer that swaps two items or forgets positions still passes. Here every tensor is scaled so that
 activations have known sizes, for any width, depth and head size:
 
-* embeddings have unit variance, so the residual stream starts with root mean square (RMS) 1;
+* embeddings have unit variance where they come to the first layer, so the residual stream starts with root mean
+  square (RMS) 1;
 * all layers together add about `LAYERS_RMS` to it, each of the `2 * layers` branches an equal share
   (1 / sqrt(depth), so that rounding errors do not grow chaotically with depth);
 * attention logits have a standard deviation of about `ATTENTION_STD`;
 * final logits have a standard deviation of `LOGIT_STD`. The final norm's weights carry that scale, half
   of them with a minus sign; without the signs a tied head would mostly repeat the last token.
 
-Norm weights and biases are random too, so forgetting one shows.
+Norm weights and biases are random too, so forgetting one shows. Gemmas store one less than what their norms multiply
+by, and set the size of a branch by the norm behind it.
 """
 
 import itertools
@@ -26,7 +28,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from mis_testing.shapes import CheckpointShape
+from mis_testing.shapes import GEMMA, CheckpointShape
 
 LOGIT_STD = 2.0
 ATTENTION_STD = 1.5
@@ -39,13 +41,14 @@ _DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor of a checkpoint: normal values `mean + std * n`, half of them negated if `signed`."""
+    """One tensor of a checkpoint: normal values `mean + std * n`, half of them negated if `signed`, less `less`."""
 
     name: str
     shape: tuple[int, ...]
     std: float
     mean: float = 0.0
     signed: bool = False
+    less: float = 0.0
 
     @property
     def elements(self) -> int:
@@ -55,12 +58,14 @@ class TensorSpec:
 
 def tensor_specs(shape: CheckpointShape, vocab_size: int) -> Iterator[TensorSpec]:
     """List the tensors of a checkpoint in the order published checkpoints have, with their scale."""
-    hidden = shape.hidden_size
-    yield TensorSpec("model.embed_tokens.weight", (vocab_size, hidden), 1.0)
+    hidden, is_gemma = shape.hidden_size, shape.family in GEMMA
+    embedding_std = 1 / math.sqrt(hidden) if is_gemma else 1.0
+    yield TensorSpec("model.embed_tokens.weight", (vocab_size, hidden), embedding_std)
     for layer in range(shape.num_hidden_layers):
         yield from _layer_specs(shape, f"model.layers.{layer}.")
-    final_scale = LOGIT_STD / math.sqrt(hidden)
-    yield TensorSpec("model.norm.weight", (hidden,), 0.1 * final_scale, final_scale, signed=True)
+    head_std = embedding_std if shape.tie_word_embeddings and not shape.head_labels else 1.0
+    final_scale = LOGIT_STD / math.sqrt(hidden) / head_std
+    yield TensorSpec("model.norm.weight", (hidden,), 0.1 * final_scale, final_scale, signed=True, less=float(is_gemma))
     if shape.head_labels:
         yield TensorSpec("score.weight", (len(shape.head_labels), hidden), 1.0)
         if shape.labels_tokens:
@@ -78,22 +83,32 @@ def _layer_specs(shape: CheckpointShape, prefix: str) -> Iterator[TensorSpec]:
     # q . k / sqrt(head_dim) has the product of both RMS as its standard deviation; with qk-norm the
     # norm's weights set them, otherwise the projections do.
     qk_rms = math.sqrt(ATTENTION_STD)
-    has_qk_norm, has_qkv_bias = shape.family == "qwen3", shape.family == "qwen2" or shape.attention_bias
+    has_qk_norm, has_qkv_bias = shape.family in ("qwen3", "gemma3"), shape.family == "qwen2" or shape.attention_bias
     qk_std = unit if has_qk_norm else unit * qk_rms
 
-    yield TensorSpec(prefix + "input_layernorm.weight", (hidden,), 0.1, 1.0)
+    is_gemma = shape.family in GEMMA
+
+    def norm(name: str, size: int, scale: float = 1.0) -> TensorSpec:
+        return TensorSpec(f"{prefix}{name}.weight", (size,), 0.1 * min(scale, 1.0), scale, less=float(is_gemma))
+
+    yield norm("input_layernorm", hidden)
     for name, width, std in (("q", q_width, qk_std), ("k", kv_width, qk_std), ("v", kv_width, unit)):
         yield TensorSpec(f"{prefix}self_attn.{name}_proj.weight", (width, hidden), std)
         if has_qkv_bias:
             yield TensorSpec(f"{prefix}self_attn.{name}_proj.bias", (width,), 0.3)
     if has_qk_norm:
-        yield TensorSpec(prefix + "self_attn.q_norm.weight", (shape.width_of_head,), 0.1, qk_rms)
-        yield TensorSpec(prefix + "self_attn.k_norm.weight", (shape.width_of_head,), 0.1, qk_rms)
+        yield norm("self_attn.q_norm", shape.width_of_head, qk_rms)
+        yield norm("self_attn.k_norm", shape.width_of_head, qk_rms)
     # Attention averages several values, which shrinks them; the factor 2 makes up for a part of it.
     yield TensorSpec(prefix + "self_attn.o_proj.weight", (hidden, q_width), 2 * branch_rms / math.sqrt(q_width))
     if shape.attention_bias:
         yield TensorSpec(prefix + "self_attn.o_proj.bias", (hidden,), 0.3 * branch_rms)
-    yield TensorSpec(prefix + "post_attention_layernorm.weight", (hidden,), 0.1, 1.0)
+    if is_gemma:
+        yield norm("post_attention_layernorm", hidden, branch_rms)
+        yield norm("pre_feedforward_layernorm", hidden)
+        yield norm("post_feedforward_layernorm", hidden, branch_rms)
+    else:
+        yield norm("post_attention_layernorm", hidden)
     yield TensorSpec(prefix + "mlp.gate_proj.weight", (mlp, hidden), unit)
     yield TensorSpec(prefix + "mlp.up_proj.weight", (mlp, hidden), unit)
     yield TensorSpec(prefix + "mlp.down_proj.weight", (hidden, mlp), branch_rms / _SILU_GATE_RMS / math.sqrt(mlp))
@@ -113,6 +128,7 @@ def random_tensor(spec: TensorSpec, dtype: str, seed: int) -> np.ndarray:
         block += spec.mean
         if spec.signed:
             block *= random.permuted(np.resize(np.array([-1, 1], np.float32), block.size))
+        block -= spec.less
         values[start : start + block.size] = block
     return values.reshape(spec.shape)
 

@@ -59,11 +59,12 @@ def product_sizes(spread: ModelConfig, tensor: int, chip: str) -> dict[str, Prod
     embed, mlp, here = spread.embed, spread.mlp // tensor, spread.attention.on_device(tensor)
     heads, qkv = here.heads * here.head_dim, (here.heads + 2 * here.kv_heads) * here.head_dim
     rotated = here if projection.is_faster(here, chip) else None
-    alone = tensor == 1  # parts of a product are summed over the devices before a residual is added
+    # Parts of a product are summed over the devices before a residual is added, or the sum is normalised.
+    alone = tensor == 1 and not spread.family.norms_outputs
     sizes = {
         "qkv": ProductSize(embed, qkv, 1, normed=True, residual=False, heads=rotated),
         "out": ProductSize(heads, embed, 1, normed=False, residual=alone),
-        "gate_up": ProductSize(embed, mlp, 2, normed=True, residual=False),
+        "gate_up": ProductSize(embed, mlp, 2, normed=True, residual=False, gate=spread.family.gate),
         "down": ProductSize(mlp, embed, 1, normed=False, residual=alone),
     }
     return {name: size for name, size in sizes.items() if fits(size.depth, size.columns)}
@@ -98,7 +99,10 @@ def price_requests(
     heads = spread.attention.on_device(tp)
     rows = TpuBackend.normalised_rows
     window = min((window for window in windows_of(spread.layers) if window), default=None)
-    schedules = kernel_schedules(target, heads, rows=rows, embed=spread.embed, vocab=spread.head_rows, window=window)
+    schedules = kernel_schedules(
+        target, heads, rows=rows, embed=spread.embed, vocab=spread.head_rows, window=window, cap=spread.attention_cap,
+        head_cap=spread.logit_cap,
+    )  # fmt: skip
     sizes = product_sizes(spread, tp, TARGETS[target].chip) if quantization == "int8" else {}
     products = product_schedules(target, list(sizes.values())) if sizes else []
     job = {

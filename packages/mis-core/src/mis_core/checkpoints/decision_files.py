@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from mis_core.checkpoints.files import Files, is_there
+from mis_core.checkpoints.text_settings import is_saved
 from mis_core.errors import ModelError, shown
 
 logger = logging.getLogger(__name__)
@@ -24,7 +25,6 @@ KINDS = ("noul", "choice", "score")
 HEAD_WEIGHTS = ("head.safetensors", "readout.safetensors", "heads.safetensors", "head.pt")
 """Files that hold heads; none of a model's own weights are in them."""
 
-_SAVED = "jev"  # `model_type` of a saved decision model
 _CODES, _JUDGE, _CALIBRATION = "decision_config.json", "judge_config.json", "calibration.json"
 _NOT_CAUSAL = "noncausal_full_attention"
 _MOST_ROWS, _MOST_CAP = 1 << 16, 1e30  # in float32
@@ -126,16 +126,6 @@ def read_head(folder: Path, files: Files, settings: Mapping[str, Any]) -> Stored
     if head is not None:
         _check(head, folder)
     return head
-
-
-def is_saved(settings: Mapping[str, Any]) -> bool:
-    """Whether `config.json` is that of a saved decision model, which has its language model within."""
-    return settings.get("model_type") == _SAVED
-
-
-def text_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the language model."""
-    return dict(settings["text_config"] if is_saved(settings) else settings)
 
 
 def _saved(folder: Path, settings: Mapping[str, Any]) -> StoredHead:

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from mis_core.checkpoints.checkpoint import Checkpoint, StoredDecision, StoredTensor, StoredTokenizer
-from mis_core.checkpoints.decision_files import StoredHead, text_settings
+from mis_core.checkpoints.decision_files import StoredHead
 from mis_core.checkpoints.digests import ModelPart, files_sha256
 from mis_core.checkpoints.files import Files
 from mis_core.checkpoints.merged import LoraAdapter
 from mis_core.checkpoints.pointer_files import ADAPTER, SETTINGS, TOKENIZER, WEIGHTS, StoredPointer, read_pointer
 from mis_core.checkpoints.safetensors_files import open_safetensors
 from mis_core.checkpoints.signs import Signs, location
+from mis_core.checkpoints.text_settings import text_settings
 from mis_core.checkpoints.tokenizer_files import read_tokenizer
 from mis_core.errors import ModelError, shown
 

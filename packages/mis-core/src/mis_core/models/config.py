@@ -5,21 +5,22 @@ that would change the arithmetic and is not understood here is refused by name, 
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from mis_core.checkpoints import Checkpoint, open_checkpoint
-from mis_core.checkpoints.decision_files import is_saved, text_settings
 from mis_core.checkpoints.numbers import check_numbers
+from mis_core.checkpoints.text_settings import is_of_images, is_saved, text_settings
 from mis_core.config import Activation
 from mis_core.errors import ModelError, shown
 from mis_core.models.families import BARE, FAMILIES, KNOWN, Family
 from mis_core.models.layers import Layer
-from mis_core.models.rope import parse_rope, positive_number
+from mis_core.models.rope import parse_ropes, positive_number
 from mis_core.models.settings import check_settings
 from mis_core.models.windows import sliding_windows
 from mis_kernels.heads import HeadShape
+from mis_kernels.weights import Gate
 
 # How a classifier's probabilities are made where `problem_type` is silent: softmax, or sigmoid of a single row.
 _ACTIVATIONS: dict[str, Activation] = {
@@ -30,8 +31,12 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 # Settings that change the arithmetic, with the only values the decoder implements.
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu", "swish"),  # two names of one function
     "partial_rotary_factor": (1, 1.0, None),
+    "use_bidirectional_attention": (False, None),
+}
+_GATES: dict[Gate, dict[str, tuple[Any, ...]]] = {
+    "silu": {"hidden_act": ("silu", "swish")},  # two names of one function
+    "gelu_tanh": {"hidden_activation": ("gelu_pytorch_tanh",)},
 }
 
 
@@ -59,7 +64,12 @@ class ModelConfig:
         layers: From the first to the last.
         max_positions: Longest sequence the model was trained for, in tokens.
         longest: Longest sequence that may be asked for, in tokens; `max_positions` is what holds where none is.
+        attention_scale: Factor of attention's logits.
         tied: The head is the embedding.
+        attention_cap: `cap * tanh(logit / cap)` takes the place of a logit of attention (Gemma 2, arXiv 2408.00118);
+            None: the logit.
+        logit_cap: Likewise of the language model's head.
+        embedding_scale: Factor of embeddings, rounded to their type; None: they are taken as they are.
         attention_bias: All four projections of attention have biases.
         mlp_bias: All three projections of the MLP have biases.
         head_labels: Names of the rows of a classification head; none of a language model.
@@ -67,6 +77,7 @@ class ModelConfig:
         decision: The decision head beside it, if there is one.
         has_vocabulary_head: Whether next tokens can be told; without, the model has nothing but a decision head, and
             `tied` only says that no other head is stored.
+        is_within: It is the text of a model that also reads images, whose other tensors are left out.
     """
 
     family: Family
@@ -77,7 +88,11 @@ class ModelConfig:
     max_positions: int
     longest: int
     norm_epsilon: float
+    attention_scale: float
     tied: bool
+    attention_cap: float | None = None
+    logit_cap: float | None = None
+    embedding_scale: float | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
     head_labels: tuple[str, ...] = ()
@@ -85,6 +100,7 @@ class ModelConfig:
     architecture: str = ""
     decision: DecisionRows | None = None
     has_vocabulary_head: bool = True
+    is_within: bool = False
 
     @property
     def only_task(self) -> Literal["decide", "token_classify"] | None:
@@ -153,11 +169,14 @@ def parse_model_config(
     Raises:
         ModelError: they ask for something that is not implemented.
     """
+    if is_of_images(raw):
+        text = parse_model_config(text_settings(raw), ignore_unknown=ignore_unknown, decision=decision)
+        return replace(text, architecture=raw["architectures"][0], is_within=True)
     architecture = _architecture(raw, may_be_bare=decision is not None)
     is_bare = architecture in BARE
     family = BARE[architecture] if is_bare else FAMILIES[architecture]
-    check_settings(raw, own=family.settings, config_class=f"{family.name}Config", ignore_unknown=ignore_unknown)
-    for name, allowed in _SUPPORTED.items():
+    check_settings(raw, own=family.settings, config_class=family.config_class, ignore_unknown=ignore_unknown)
+    for name, allowed in (_SUPPORTED | _GATES[family.gate]).items():
         if name in raw and raw[name] not in allowed:
             raise ModelError(f"{name} = {json.dumps(raw[name])[:80]} is not supported (only {json.dumps(allowed[0])}).")
     if raw.get("quantization_config") is not None:
@@ -165,15 +184,19 @@ def parse_model_config(
             "quantization_config: checkpoints with quantised weights are not read; take the model's original weights, "
             "which --quantization int8 quantises when they are loaded."
         )
-    embed, heads = _count(raw, "hidden_size"), _count(raw, "num_attention_heads")
-    kv_heads = _count(raw, "num_key_value_heads", heads)
+    embed = _count(raw, "hidden_size")
+    heads = _count(raw, "num_attention_heads", family.sizes.get("num_attention_heads"))
+    kv_heads = _count(raw, "num_key_value_heads", family.sizes.get("num_key_value_heads", heads))
     if heads % kv_heads:
         raise ModelError(f"num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads}).")
     max_positions = _count(raw, "max_position_embeddings", family.max_positions)
     head_dim = _count(raw, "head_dim", family.head_dim or embed // heads)
     if head_dim % 2:
         raise ModelError(f"head_dim must be even, since RoPE turns pairs, not {head_dim}.")
-    rope = parse_rope(raw, head_dim, max_positions, family.theta, ignore_unknown=ignore_unknown)
+    rope, local_rope = parse_ropes(
+        raw, head_dim, max_positions, family.theta, family.local_theta, ignore_unknown=ignore_unknown
+    )
+    longest = min(rope.longest, local_rope.longest)
     shape, has_rope = HeadShape(heads, kv_heads, head_dim), _has_rope(raw, family.nope_interval)
     windows = sliding_windows(raw, has_rope, family.sliding)
     head_labels = _head_labels(raw) if family.classifies else ()
@@ -183,14 +206,21 @@ def parse_model_config(
         embed=embed,
         mlp=_count(raw, "intermediate_size"),
         layers=tuple(
-            # A window that holds every sequence is none.
-            Layer(shape, rope if rotates else None, None if window is None or window >= rope.longest else window)
+            Layer(
+                shape,
+                None if not rotates else rope if window is None else local_rope,
+                None if window is None or window >= longest else window,  # one that holds every sequence is none
+            )
             for rotates, window in zip(has_rope, windows, strict=True)
         ),
         max_positions=max_positions,
-        longest=rope.longest,
+        longest=longest,
         norm_epsilon=positive_number(raw, "rms_norm_eps", 1e-6),
+        attention_scale=_attention_scale(raw, family, head_dim),
         tied=is_bare or (_switch(raw, "tie_word_embeddings", family.tied) and not family.classifies),
+        attention_cap=_attention_cap(raw, family),
+        logit_cap=_logit_cap(raw, family),
+        embedding_scale=embed**0.5 if family.scales_embedding else None,
         attention_bias="attention_bias" in family.settings and _switch(raw, "attention_bias"),
         mlp_bias="mlp_bias" in family.settings and _switch(raw, "mlp_bias"),
         head_labels=head_labels,
@@ -201,16 +231,38 @@ def parse_model_config(
     )
 
 
+def _attention_scale(raw: dict[str, Any], family: Family, head_dim: int) -> float:
+    if family.query_scalar is None:
+        return head_dim**-0.5
+    return positive_number(raw, "query_pre_attn_scalar", family.query_scalar) ** -0.5
+
+
+def _attention_cap(raw: dict[str, Any], family: Family) -> float | None:
+    """Return Gemma 2's; transformers has Gemma 3's setting, and does not read it."""
+    return None if family.attention_cap is None else _cap(raw, "attn_logit_softcapping", family.attention_cap)
+
+
+def _logit_cap(raw: dict[str, Any], family: Family) -> float | None:
+    """Return that of a language model: a classifier has none."""
+    name = "final_logit_softcapping"
+    return _cap(raw, name, family.logit_cap) if name in family.settings and not family.classifies else None
+
+
+def _cap(raw: dict[str, Any], name: str, default: float | None) -> float | None:
+    value = raw.get(name, default)
+    return None if value is None else positive_number({name: value}, name)
+
+
 def _architecture(raw: dict[str, Any], *, may_be_bare: bool) -> str:
     names = raw.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ModelError(f"architectures must be a list of names, not {json.dumps(names)[:80]}.")
     known = FAMILIES | BARE if may_be_bare else FAMILIES
     if may_be_bare and not names:  # transformers saves none of a model within another
-        names = [name for name, family in BARE.items() if family.name.lower() == raw.get("model_type")]
+        names = [name for name, family in BARE.items() if family.model_type == raw.get("model_type")]
     for name in names:
         if name in known:
-            kind, own = raw.get("model_type"), known[name].name.lower()
+            kind, own = raw.get("model_type"), known[name].model_type
             if kind not in (None, own):  # by which transformers chooses
                 raise ModelError(f"model_type = {json.dumps(kind)[:40]} is not that of {name}, which is {own}.")
             return name

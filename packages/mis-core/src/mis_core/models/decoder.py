@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Float32, Int32, Shaped
 
 from mis_core.models.config import ModelConfig
 from mis_core.models.layers import Layer, rope_kinds
-from mis_core.models.parallel import PRODUCTS, add_product, gather_columns
+from mis_core.models.parallel import PRODUCTS, add_product, gather_columns, whole_product
 from mis_core.models.rope import RopeConfig, frequencies
 from mis_kernels import from_bits, rotary_tables, to_bits
 from mis_kernels.backends import Backend
@@ -36,8 +36,13 @@ Attend = Callable[[Array, Array, Array, Cache, Array], tuple[Array, Cache]]
 PADDING = -1
 """Token of rows that nobody reads."""
 
+NORMS = ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm", "q_norm", "k_norm", "norm")
+"""Names of norms' weights, which are float32 in memory."""
+
 NORM_OF = {"qkv": "attention_norm", "gate_up": "mlp_norm"}
 """The norm in front of a product, whose weights are multiplied into the product's by backends that fold norms."""
+
+_NORM_BEHIND = {"out": "attention_out_norm", "down": "mlp_out_norm"}
 
 
 class Normed(NamedTuple):
@@ -59,18 +64,24 @@ class DecoderLayer(nnx.Module):
         def weight(*shape: int) -> nnx.Param:
             return nnx.Param(jnp.zeros(shape, dtype))
 
+        def norm(size: int) -> nnx.Param:
+            return nnx.Param(jnp.zeros(size, jnp.float32))
+
         _, kv_heads, head_dim = config.attention
         group, width = config.attention.group, kv_heads * head_dim
         self.config, self.backend = config, backend
         if not backend.folds_norms:
-            self.attention_norm = weight(config.embed)
-            self.mlp_norm = weight(config.embed)
+            self.attention_norm = norm(config.embed)
+            self.mlp_norm = norm(config.embed)
+        if config.family.norms_outputs:
+            self.attention_out_norm = norm(config.embed)
+            self.mlp_out_norm = norm(config.embed)
         self.qkv = weight(config.embed, (group + 2) * width)
         if config.qkv_bias:
             self.qkv_bias = weight(kv_heads, group + 2, head_dim)
         if config.family.qk_norm:
-            self.q_norm = weight(head_dim)
-            self.k_norm = weight(head_dim)
+            self.q_norm = norm(head_dim)
+            self.k_norm = norm(head_dim)
         self.out = weight(group * width, config.embed)
         if config.attention_bias:
             self.out_bias = weight(config.embed)
@@ -102,16 +113,28 @@ class DecoderLayer(nnx.Module):
                 x, attended = x[rows], attended[rows]
             with jax.named_scope("out"):
                 bias = self.out_bias[...] if self.config.attention_bias else None
-                x = add_product(x, attended, self.out.get_value(), bias)
+                x = self._added(x, attended, "out", bias)
         with jax.named_scope("mlp"):
             normed = self._normed(x, squares_of(x, self.backend), "mlp_norm")
             with jax.named_scope("gate_up"):
                 bias = self.gate_up_bias[...] if self.config.mlp_bias else None
-                gated = materialised(self.gate_up.get_value().gated_linear(normed.rows, bias, normed.norm))
+                pair, gate = self.gate_up.get_value(), self.config.family.gate
+                gated = materialised(pair.gated_linear(normed.rows, bias, normed.norm, gate))
             with jax.named_scope("down"):
                 bias = self.down_bias[...] if self.config.mlp_bias else None
-                x = add_product(x, gated, self.down.get_value(), bias)
+                x = self._added(x, gated, "down", bias)
             return x, squares_of(x, self.backend), cache
+
+    def _added(self, residual: Array, x: Array, name: str, bias: Array | None) -> Array:
+        """Add a product to the residual; normalise it first where the family does so."""
+        weight = getattr(self, name).get_value()
+        if not self.config.family.norms_outputs:
+            return add_product(residual, x, weight, bias)
+        product = whole_product(x, weight)
+        product = product if bias is None else product + bias
+        with jax.named_scope("norm"):
+            norm = getattr(self, _NORM_BEHIND[name])[...]
+            return residual + self.backend.rms_norm(product, norm, self.config.norm_epsilon)
 
     def _normed(self, x: Array, squares: Array | None, name: str) -> Normed:
         with jax.named_scope("norm"):
@@ -181,7 +204,7 @@ class Decoder(nnx.Module):
 
         Args:
             config: The model's shape, its heads spread over the devices.
-            dtype: Type of the parameters as they are stored.
+            dtype: Type of the parameters as they are stored; norms, and a decision head, are float32.
             backend: Who computes on each device's share.
         """
         self.config, self.backend = config, backend
@@ -190,7 +213,7 @@ class Decoder(nnx.Module):
         self.layers = nnx.vmap(lambda _: DecoderLayer(config, dtype, backend), axis_size=count, in_axes=0)(
             jnp.arange(count)
         )
-        self.norm = nnx.Param(jnp.zeros(config.embed, dtype))
+        self.norm = nnx.Param(jnp.zeros(config.embed, jnp.float32))
         if not config.tied:
             self.head = nnx.Param(jnp.zeros((config.head_rows, config.embed), dtype))
         if config.family.of_tokens:
@@ -241,6 +264,8 @@ class Decoder(nnx.Module):
         with jax.named_scope("embed"):
             x = gather_columns(from_bits(self.embedding[...][jnp.maximum(token_ids, 0)]))
             x = jnp.where((token_ids == PADDING)[:, None], 0, x)
+            if self.config.embedding_scale is not None:
+                x = x * jnp.asarray(self.config.embedding_scale, x.dtype)
         last = len(self.config.layers) - 1
         with jax.named_scope("layers"):
             start = kept(x), squares_of(x, self.backend), cache
@@ -248,4 +273,4 @@ class Decoder(nnx.Module):
         with jax.named_scope("last_layer"):
             x, _, cache = layer(from_bits(x), squares, cache, jnp.int32(last), rows)
         with jax.named_scope("final_norm"):
-            return self.backend.rms_norm(x, from_bits(self.norm[...]), self.config.norm_epsilon), cache
+            return self.backend.rms_norm(x, self.norm[...], self.config.norm_epsilon), cache

@@ -1,8 +1,12 @@
 """Families of models: what distinguishes one from another in the shared decoder, as data (decision 3)."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self
 
-from mis_core.models.windows import SlidingLayers, all_layers, from_max_window_layers, without_rope
+from mis_core.checkpoints.text_settings import WITHIN
+from mis_core.models.windows import SlidingLayers, all_layers, by_pattern, from_max_window_layers, without_rope
+from mis_kernels.weights import Gate
 
 
 @dataclass(frozen=True)
@@ -12,6 +16,8 @@ class Family:
     Attributes:
         name: What transformers calls it.
         settings: Settings of its `config.json` that other families do not have.
+        is_text: transformers' configuration is that of the text of a larger model, `<name>TextConfig`.
+        sizes: Settings that transformers has a size for where `config.json` is silent, besides those below.
         qkv_bias: Query, key and value projections have biases, whatever `config.json` says.
         qk_norm: Queries and keys are RMS-normalised per head before RoPE.
         head_dim: Head size where `config.json` is silent; None: `hidden_size / num_attention_heads`.
@@ -20,12 +26,23 @@ class Family:
         tied: Whether the head is the embedding where it is silent.
         sliding: How layers slide; None: they never do.
         nope_interval: Every so many layers one has no RoPE where it is silent; None: all have.
+        local_theta: Base of RoPE's frequencies of layers that slide where it is silent; None: they have the same RoPE.
+        gate: What the MLP's gate goes through.
+        norms_add_one: Norms multiply by one more than their weights.
+        norms_outputs: What attention and MLP add is normalised before.
+        scales_embedding: Embeddings are multiplied by the square root of their width.
+        query_scalar: `query_pre_attn_scalar` where it is silent, whose root divides attention's logits; None: that is
+            the head's width.
+        attention_cap: `attn_logit_softcapping` where it is silent; None: attention's logits have no cap.
+        logit_cap: `final_logit_softcapping` where it is silent.
         classifies: The head is `score.weight`, a row for each label of `id2label`; never the embedding.
         of_tokens: Every token has such labels, not a sequence as a whole. Then rows have biases, `score.bias`.
     """
 
     name: str
     settings: tuple[str, ...]
+    is_text: bool = False
+    sizes: Mapping[str, int] = field(default_factory=dict, hash=False)
     qkv_bias: bool = False
     qk_norm: bool = False
     head_dim: int | None = None
@@ -34,14 +51,53 @@ class Family:
     tied: bool = False
     sliding: SlidingLayers | None = None
     nope_interval: int | None = None
+    local_theta: float | None = None
+    gate: Gate = "silu"
+    norms_add_one: bool = False
+    norms_outputs: bool = False
+    scales_embedding: bool = False
+    query_scalar: float | None = None
+    attention_cap: float | None = None
+    logit_cap: float | None = None
     classifies: bool = False
     of_tokens: bool = False
+
+    @property
+    def config_class(self) -> str:
+        """Transformers' class of its settings."""
+        return f"{self._own_name}Config"
+
+    @property
+    def model_type(self) -> str:
+        """What its `config.json` has as `model_type`."""
+        return f"{self.name.lower()}_text" if self.is_text else self.name.lower()
+
+    @property
+    def bare(self) -> str:
+        """Transformers' class of it without a head."""
+        return f"{self._own_name}Model"
+
+    def with_heads(self) -> dict[str, Self]:
+        """Return it as a language model and as the classifiers that transformers has, by the names of the classes."""
+        kinds = ("Sequence",) if self.is_text else ("Sequence", "Token")
+        return {f"{self.name}ForCausalLM": self} | {
+            f"{self._own_name}For{kind}Classification": replace(self, classifies=True, of_tokens=kind == "Token")
+            for kind in kinds
+        }
+
+    @property
+    def _own_name(self) -> str:
+        return f"{self.name}Text" if self.is_text else self.name
 
 
 _BIASES = ("attention_bias", "mlp_bias")
 _WINDOWS = ("sliding_window", "use_sliding_window")
 _QWEN = ("max_window_layers", *_WINDOWS)
 _NOPE = ("no_rope_layers", "no_rope_layer_interval")
+_GEMMA = (
+    "attention_bias", "attn_logit_softcapping", "final_logit_softcapping", "hidden_activation", "query_pre_attn_scalar",
+    "sliding_window", "use_bidirectional_attention",
+)  # fmt: skip
 
 _QWEN_SLIDES = SlidingLayers(from_max_window_layers, needs_switch=True, obeys_types=True)
 _DECODERS = (
@@ -54,17 +110,27 @@ _DECODERS = (
         "SmolLM3", (*_BIASES, *_WINDOWS, *_NOPE), theta=2e6, tied=True, nope_interval=4,
         sliding=SlidingLayers(without_rope, None, needs_switch=True, obeys_types=True),
     ),
+    Family(
+        "Gemma2", _GEMMA, sizes={"num_key_value_heads": 4}, head_dim=256, max_positions=8192, tied=True,
+        sliding=SlidingLayers(by_pattern(2, None), obeys_types=True, always=True), gate="gelu_tanh", norms_add_one=True,
+        norms_outputs=True, scales_embedding=True, query_scalar=256, attention_cap=50.0, logit_cap=30.0,
+    ),
+    Family(
+        "Gemma3", (*_GEMMA, "rope_local_base_freq", "sliding_window_pattern"), is_text=True,
+        sizes={"num_attention_heads": 8, "num_key_value_heads": 4}, qk_norm=True, head_dim=256,
+        max_positions=131072, theta=1e6, local_theta=1e4, tied=True,
+        sliding=SlidingLayers(by_pattern(6, "sliding_window_pattern"), obeys_types=True, always=True), gate="gelu_tanh",
+        norms_add_one=True, norms_outputs=True, scales_embedding=True, query_scalar=256,
+    ),
 )  # fmt: skip
-FAMILIES: dict[str, Family] = {f"{family.name}ForCausalLM": family for family in _DECODERS} | {
-    f"{family.name}For{kind}Classification": replace(family, classifies=True, of_tokens=kind == "Token")
-    for family in _DECODERS
-    for kind in ("Sequence", "Token")
-}
+FAMILIES: dict[str, Family] = {name: each for family in _DECODERS for name, each in family.with_heads().items()}
 """By the name of transformers' class, as a language model and as a classifier."""
 
-BARE: dict[str, Family] = {f"{family.name}Model": family for family in _DECODERS}
+BARE: dict[str, Family] = {family.bare: family for family in _DECODERS}
 """Those without a head, which another takes the place of."""
 
-_HEADS = "each as ForCausalLM, ForSequenceClassification and ForTokenClassification"
-KNOWN = f"{', '.join(family.name for family in _DECODERS)}; {_HEADS}"
+KNOWN = (
+    f"{', '.join(family.name for family in _DECODERS)}, each as ForCausalLM and as the classifiers that transformers "
+    f"has; the text of {', '.join(WITHIN)}"
+)
 """All of them, for errors."""

@@ -96,7 +96,13 @@ def add_product(residual: Array, x: Array, weight: Weight, bias: Array | None = 
         residual = residual + bias
     if lax.axis_size(TENSOR) == 1:  # a sum of one part would still be a copy
         return weight.linear(x, residual)
-    return residual + lax.psum(weight.linear(x), TENSOR)
+    return residual + whole_product(x, weight)
+
+
+def whole_product(x: Array, weight: Weight) -> Array:
+    """Return the product with a weight that was cut by row; within a `shard_map` over `TENSOR`."""
+    product = weight.linear(x)
+    return product if lax.axis_size(TENSOR) == 1 else lax.psum(product, TENSOR)
 
 
 def gather_columns(x: Array) -> Array:

@@ -3,25 +3,24 @@
 The numbers are those of the models' own `config.json`, Ministral's those of its card; they are read as such a file is.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from mis_core.models.config import ModelConfig, parse_model_config
 from mis_kernels.heads import HEAD_SHAPES, HeadShape
 
-_Common = tuple[str, int, int, float, float]
-_QWEN3 = ("Qwen3ForCausalLM", 151_936, 40_960, 1e6, 1e-6)
-_QWEN2 = ("Qwen2ForCausalLM", 151_936, 32_768, 1e6, 1e-6)
-_LLAMA = ("LlamaForCausalLM", 128_256, 131_072, 5e5, 1e-5)
-_SMOLLM2 = ("LlamaForCausalLM", 49_152, 8192, 1e5, 1e-5)
-_SMOLLM3 = ("SmolLM3ForCausalLM", 128_256, 65_536, 5e6, 1e-6)
-_MISTRAL = ("MistralForCausalLM", 32_768, 32_768, 1e6, 1e-5)
-_MINISTRAL = ("MinistralForCausalLM", 131_072, 131_072, 1e8, 1e-5)
-_WINDOWS = {
-    "MinistralForCausalLM": {
-        "sliding_window": 32_768,
-        "layer_types": (["full_attention"] + ["sliding_attention"] * 3) * 9,
-    }
-}
+
+class _Common(NamedTuple):
+    """What models of a family have in common; `more` are settings that others do not have."""
+
+    architecture: str
+    vocab_size: int
+    max_position_embeddings: int
+    rope_theta: float
+    rms_norm_eps: float
+    more: Mapping[str, Any] = {}
+
+
 _LLAMA_ROPE = {
     "rope_type": "llama3",
     "factor": 32.0,
@@ -29,28 +28,40 @@ _LLAMA_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+_LINEAR = {"rope_type": "linear", "factor": 8.0}
+_EVERY_FOURTH = {
+    "sliding_window": 32_768,
+    "layer_types": (["full_attention"] + ["sliding_attention"] * 3) * 9,
+}
+_QWEN3 = _Common("Qwen3ForCausalLM", 151_936, 40_960, 1e6, 1e-6)
+_QWEN2 = _Common("Qwen2ForCausalLM", 151_936, 32_768, 1e6, 1e-6)
+_LLAMA = _Common("LlamaForCausalLM", 128_256, 131_072, 5e5, 1e-5, {"rope_scaling": _LLAMA_ROPE})
+_SMOLLM2 = _Common("LlamaForCausalLM", 49_152, 8192, 1e5, 1e-5)
+_SMOLLM3 = _Common("SmolLM3ForCausalLM", 128_256, 65_536, 5e6, 1e-6)
+_MISTRAL = _Common("MistralForCausalLM", 32_768, 32_768, 1e6, 1e-5)
+_MINISTRAL = _Common("MinistralForCausalLM", 131_072, 131_072, 1e8, 1e-5, _EVERY_FOURTH)
+_GEMMA2 = _Common("Gemma2ForCausalLM", 256_000, 8192, 1e4, 1e-6, {"sliding_window": 4096})
+_GEMMA3_SMALL = _Common("Gemma3ForCausalLM", 262_144, 32_768, 1e6, 1e-6, {"sliding_window": 512})
+_GEMMA3 = _Common(  # the text of a model that also reads images
+    "Gemma3ForCausalLM", 262_208, 131_072, 1e6, 1e-6, {"sliding_window": 1024, "rope_scaling": _LINEAR}
+)
 
 
 def _shape(heads: HeadShape, common: _Common, embed: int, mlp: int, layers: int, tied: bool) -> ModelConfig:
-    architecture, vocab_size, positions, theta, epsilon = common
-    settings: dict[str, Any] = {
-        "architectures": [architecture],
-        "vocab_size": vocab_size,
+    settings: dict[str, Any] = common._asdict()
+    more = settings.pop("more")
+    settings |= {
+        "architectures": [settings.pop("architecture")],
         "hidden_size": embed,
         "intermediate_size": mlp,
         "num_hidden_layers": layers,
         "num_attention_heads": heads.heads,
         "num_key_value_heads": heads.kv_heads,
         "head_dim": heads.head_dim,
-        "max_position_embeddings": positions,
-        "rms_norm_eps": epsilon,
-        "rope_theta": theta,
-        "rope_scaling": _LLAMA_ROPE if common is _LLAMA else None,
         "sliding_window": None,
         "tie_word_embeddings": tied,
-        **_WINDOWS.get(architecture, {}),
     }
-    return parse_model_config(settings)
+    return parse_model_config(settings | more)
 
 
 # What models of a family have in common; hidden size, width of the MLP, layers; whether the head is tied.
@@ -63,13 +74,19 @@ _SIZES = {
     "qwen2.5-0.5b": (_QWEN2, 896, 4864, 24, True),
     "qwen2.5-1.5b": (_QWEN2, 1536, 8960, 28, True),
     "qwen2.5-3b": (_QWEN2, 2048, 11_008, 36, True),
-    "qwen2.5-7b": (("Qwen2ForCausalLM", 152_064, 32_768, 1e6, 1e-6), 3584, 18_944, 28, False),
+    "qwen2.5-7b": (_QWEN2._replace(vocab_size=152_064), 3584, 18_944, 28, False),
     "llama-3.2-1b": (_LLAMA, 2048, 8192, 16, True),
     "llama-3.2-3b": (_LLAMA, 3072, 8192, 28, True),
     "smollm2-135m": (_SMOLLM2, 576, 1536, 30, True),
     "smollm3-3b": (_SMOLLM3, 2048, 11_008, 36, True),
     "mistral-7b": (_MISTRAL, 4096, 14_336, 32, False),
     "ministral-8b": (_MINISTRAL, 4096, 12_288, 36, False),
+    "gemma-2-2b": (_GEMMA2, 2304, 9216, 26, True),
+    "gemma-2-9b": (_GEMMA2, 3584, 14_336, 42, True),
+    "gemma-3-270m": (_GEMMA3_SMALL, 640, 2048, 18, True),
+    "gemma-3-1b": (_GEMMA3_SMALL, 1152, 6912, 26, True),
+    "gemma-3-4b": (_GEMMA3, 2560, 10_240, 34, True),
+    "gemma-3-12b": (_GEMMA3, 3840, 15_360, 48, True),
 }
 
 PUBLISHED: dict[str, ModelConfig] = {name: _shape(HEAD_SHAPES[name], *sizes) for name, sizes in _SIZES.items()}

@@ -116,6 +116,51 @@ def parse_rope(
     return RopeConfig(kind, theta, head_dim, max_positions, found)
 
 
+def parse_ropes(
+    raw: dict[str, Any],
+    head_dim: int,
+    max_positions: int,
+    theta: float,
+    local_theta: float | None,
+    *,
+    ignore_unknown: bool = False,
+) -> tuple[RopeConfig, RopeConfig]:
+    """Read the RoPE of layers that see everything, and that of layers that slide.
+
+    Gemma 3 has two: `rope_parameters` are then an object for each kind of layer; in the old spelling `rope_theta` and
+    `rope_scaling` are those of the first, `rope_local_base_freq` is the base of the second.
+
+    Args:
+        raw: What `config.json` holds.
+        head_dim: As of `parse_rope`, which reads each.
+        max_positions: As there.
+        theta: As there, of layers that see everything.
+        local_theta: The same of layers that slide; None: all layers have the same RoPE.
+        ignore_unknown: As there.
+
+    Raises:
+        ModelError: as `parse_rope`; or there are parameters of something else than these two kinds.
+    """
+    if local_theta is None:
+        rope = parse_rope(raw, head_dim, max_positions, theta, ignore_unknown=ignore_unknown)
+        return rope, rope
+    given, kinds = raw.get("rope_parameters") or {}, ("full_attention", "sliding_attention")
+    if not isinstance(given, dict) or not all(kind in kinds for kind in given):
+        raise ModelError(f"rope_parameters must have an object for each kind of layer: {' and '.join(kinds)}.")
+    old = {
+        kinds[0]: {name: raw[name] for name in ("rope_theta", "rope_scaling") if name in raw},
+        kinds[1]: {"rope_theta": raw.get("rope_local_base_freq", local_theta)},
+    }
+    full, sliding = (
+        parse_rope(
+            old[kind] | {"rope_parameters": given.get(kind)}, head_dim, max_positions, theta,
+            ignore_unknown=ignore_unknown,
+        )
+        for kind in kinds
+    )  # fmt: skip
+    return full, sliding
+
+
 def _check_parameters(key: str, kind: str, found: dict[str, Any], head_dim: int) -> None:
     for name, required in _PARAMETERS[kind].items():
         if required and name not in found:

@@ -33,7 +33,7 @@ HARMLESS = frozenset(
         # How transformers computes the same, what it returns, and how it lays work out.
         "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal",
         "_experts_implementation", "_experts_implementation_internal", "_post_init_done",
-        "attn_implementation", "base_model_ep_plan", "base_model_fsdp_plan",
+        "attn_implementation", "base_model_ep_plan", "base_model_fsdp_plan", "cache_implementation",
         "base_model_pp_plan", "base_model_tp_plan", "chunk_size_feed_forward", "distributed_config",
         "experts_implementation", "output_attentions", "output_hidden_states", "return_dict",
         "tie_last_hidden_states", "torchscript",

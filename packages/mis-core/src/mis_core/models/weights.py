@@ -19,7 +19,7 @@ from tqdm import tqdm
 from mis_core.checkpoints import Checkpoint, StoredTensor, open_checkpoint
 from mis_core.errors import ModelError
 from mis_core.models.config import ModelConfig
-from mis_core.models.decoder import NORM_OF, Decoder
+from mis_core.models.decoder import NORM_OF, NORMS, Decoder
 from mis_core.models.parallel import PRODUCTS, TENSOR, backend_for, make_mesh, packs, partition, placement, spread_heads
 from mis_kernels.backends import Backend
 from mis_kernels.heads import HeadShape
@@ -31,10 +31,10 @@ _DERIVED_SUFFIX = "rotary_emb.inv_freq"
 
 _PREFIX = "model."
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_OF_TEXT, _OF_IMAGES = "language_model.", ("vision_tower.", "multi_modal_projector.")  # of a model that reads both
 _ROWS, _ROWS_AS_SAVED = "proj.weight", "weight"  # of a decision head
 
-DECISION_HEAD = ("decision_head", "decision_bias")
-"""Parameters that are float32, whatever the others are."""
+_WIDE = ("decision_head", "decision_bias", *NORMS)  # float32, whatever the others are
 
 _CHECKED = 1 << 22  # elements at a time, so that no copy of a parameter is made
 
@@ -99,7 +99,12 @@ def _layer_tensors(config: ModelConfig, spread: HeadShape) -> Iterator[tuple[str
     if config.attention_bias:
         yield "self_attn.o_proj.bias", (embed,), "out_bias", _copy
     yield "input_layernorm.weight", (embed,), "attention_norm", _copy
-    yield "post_attention_layernorm.weight", (embed,), "mlp_norm", _copy
+    if config.family.norms_outputs:
+        yield "post_attention_layernorm.weight", (embed,), "attention_out_norm", _copy
+        yield "pre_feedforward_layernorm.weight", (embed,), "mlp_norm", _copy
+        yield "post_feedforward_layernorm.weight", (embed,), "mlp_out_norm", _copy
+    else:
+        yield "post_attention_layernorm.weight", (embed,), "mlp_norm", _copy
     yield "mlp.gate_proj.weight", (mlp, embed), "gate_up", _half(0)
     yield "mlp.up_proj.weight", (mlp, embed), "gate_up", _half(1)
     yield "mlp.down_proj.weight", (embed, mlp), "down", _transposed
@@ -203,7 +208,8 @@ def load_decoder(
         opened = {**own, **of_head}
         mesh = make_mesh(1, 1) if mesh is None else mesh
         wanted = list(tensors_of(config, mesh.shape[TENSOR]))
-        stored = _by_parameter(path, opened, {tensor.name for tensor in wanted}, tied=config.tied)
+        names = {tensor.name for tensor in wanted}
+        stored = _by_parameter(path, opened, names, tied=config.tied, is_within=config.is_within)
         # A classifier may still have its language model's head, which nothing uses; transformers leaves it out, too.
         unused_head = config.tied or config.family.classifies
         _check_found(checkpoint, wanted, stored, unused_head=unused_head)
@@ -221,6 +227,8 @@ def load_decoder(
         for tensor in wanted:
             by_target.setdefault(tensor.target, []).append(tensor)
         bar = tqdm(total=len(wanted), desc="Loading weights", unit="tensor", disable=not progress)
+        has_one = config.family.norms_add_one and checkpoint.norms_have_one
+        one = np.float32(config.family.norms_add_one and not has_one)
         loaded = {}
         with bar:
             for target_path, parameter in parameters:
@@ -232,14 +240,18 @@ def load_decoder(
                 if backend.folds_norms and target_path[-1] in NORM_OF:
                     norms = by_target[*target_path[:-1], NORM_OF[target_path[-1]]]
                     for layer, norm in zip(target, norms, strict=True):
-                        layer[...] = layer.astype(np.float32) * stored[norm.name].read().astype(np.float32)[:, None]
+                        factors = stored[norm.name].read().astype(np.float32) + one
+                        layer[...] = layer.astype(np.float32) * factors[:, None]
                     tensors += norms
+                if target_path[-1] in NORMS:  # what the checkpoint stores is rounded as all weights are
+                    target = target if has_one else target.astype(dtype).astype(np.float32) + one
                 bar.update(len(tensors))
                 if not _is_finite(target):
+                    kept = jnp.dtype(dtype) if target_path[-1] in NORMS else target.dtype
                     names = (tensor.name for tensor in tensors)
-                    as_kept = ((name, stored[name].read().astype(target.dtype)) for name in names)
+                    as_kept = ((name, stored[name].read().astype(kept)) for name in names)
                     name = next((name for name, values in as_kept if not _is_finite(values)), tensors[0].name)
-                    raise ModelError(f"{path}: tensor {name} holds NaN or infinity as {target.dtype.name}.")
+                    raise ModelError(f"{path}: tensor {name} holds NaN or infinity as {kept.name}.")
                 loaded[target_path] = parameter.replace(store.put(target_path, target))
         return nnx.merge(graph, nnx.from_flat_state(loaded))
 
@@ -259,7 +271,7 @@ class _Store:
         return jax.device_put(stored, placement(path, stored, self.mesh, self.backend))
 
     def _stored(self, path: tuple, weight: np.ndarray) -> StoredWeight:
-        if path[-1] in DECISION_HEAD:
+        if path[-1] in _WIDE:
             return weight
         if path[-1] not in PRODUCTS:
             return weight.view(self.backend.storage_dtype)
@@ -285,20 +297,24 @@ def _is_tied(stored: Mapping[str, StoredTensor]) -> bool:
 
 
 def _by_parameter(
-    path: Path, stored: Mapping[str, StoredTensor], wanted: set[str], *, tied: bool
+    path: Path, stored: Mapping[str, StoredTensor], wanted: set[str], *, tied: bool, is_within: bool
 ) -> dict[str, StoredTensor]:
     """Return tensors by the names of what they are, as transformers finds them.
 
     Who saves a model without its head leaves out `model.` before each name; who wraps one may put it before all. Of a
     tied model the head may be stored in place of the embedding. transformers 5.24 saves the rows of a decision head as
-    `weight`.
+    `weight`. Of a model that also reads images only the text is returned (`is_within`).
     """
     wanted = wanted | {_HEAD} if tied else wanted
     found: dict[str, StoredTensor] = {}
     names: dict[str, str] = {}
     for name, tensor in stored.items():
-        short, long = name.removeprefix(_PREFIX), _PREFIX + name
-        target = short if short in wanted else long if long in wanted else name
+        part = name.removeprefix(_PREFIX)  # as transformers has it from 4.52 on, before the name of the part
+        if is_within and part.startswith(_OF_IMAGES):
+            continue
+        own = part.removeprefix(_OF_TEXT) if is_within else name
+        spellings = own.removeprefix(_PREFIX), _PREFIX + own, own
+        target = next((spelling for spelling in spellings if spelling in wanted), name)
         if name == _ROWS_AS_SAVED and _ROWS in wanted:
             target = _ROWS
         if target in found:

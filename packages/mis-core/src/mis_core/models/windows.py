@@ -31,6 +31,23 @@ def without_rope(_raw: Mapping[str, Any], _layer: int, has_rope: bool) -> bool:
     return not has_rope
 
 
+def by_pattern(every: int, setting: str | None) -> Slides:
+    """Return what Gemma 2 and 3 have: all layers but each of so many.
+
+    Args:
+        every: How many where the settings are silent.
+        setting: What says how many; None: nothing does.
+    """
+
+    def slides(raw: Mapping[str, Any], layer: int, _has_rope: bool) -> bool:
+        length = every if setting is None else raw.get(setting, every)
+        if isinstance(length, bool) or not isinstance(length, int) or length < 1:
+            raise ModelError(f"{setting} must be a positive integer, not {json.dumps(length)[:40]}.")
+        return (layer + 1) % length != 0
+
+    return slides
+
+
 @dataclass(frozen=True)
 class SlidingLayers:
     """How the layers of a family slide.
@@ -40,12 +57,14 @@ class SlidingLayers:
         window: Their window where `sliding_window` is silent, in tokens; None: no layer slides there.
         needs_switch: Whether `use_sliding_window` must be true for any layer to slide.
         obeys_types: Whether `layer_types` decides where it is given.
+        always: Whether they slide though `sliding_window` is null, which is refused, as transformers does.
     """
 
     slides: Slides
     window: int | None = 4096
     needs_switch: bool = False
     obeys_types: bool = False
+    always: bool = False
 
 
 def sliding_windows(raw: Mapping[str, Any], has_rope: Sequence[bool], family: SlidingLayers | None) -> list[int | None]:
@@ -61,7 +80,7 @@ def sliding_windows(raw: Mapping[str, Any], has_rope: Sequence[bool], family: Sl
     """
     window = None if family is None else _window(raw, family)
     by_family = [
-        family is not None and window is not None and family.slides(raw, layer, rotates)
+        family is not None and (window is not None or family.always) and family.slides(raw, layer, rotates)
         for layer, rotates in enumerate(has_rope)
     ]
     listed = _listed(raw.get("layer_types"), len(has_rope))
@@ -71,7 +90,8 @@ def sliding_windows(raw: Mapping[str, Any], has_rope: Sequence[bool], family: Sl
     if window is None and any(chosen):
         is_off = family is not None and family.needs_switch and not raw.get("use_sliding_window")
         why = "use_sliding_window is not true" if is_off else "sliding_window gives no window"
-        raise ModelError(f"layer_types: layer {chosen.index(True)} slides, but {why}.")
+        where = "" if listed is None else "layer_types: "
+        raise ModelError(f"{where}layer {chosen.index(True)} slides, but {why}.")
     return [window if layer_slides else None for layer_slides in chosen]
 
 

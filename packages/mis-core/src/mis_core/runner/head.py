@@ -15,7 +15,7 @@ from jaxtyping import Array, Float32, Int32
 
 from mis_core.models.decoder import Decoder
 from mis_core.requests import MAX_TOP_TOKENS
-from mis_kernels import from_bits, row_sum
+from mis_kernels import capped, from_bits, row_sum
 from mis_kernels.backends.xla.head import chunk_logits
 
 Kept = TypeVar("Kept")
@@ -39,15 +39,14 @@ def label_logits(
         logits = (rows * weights).sum(-1)
         if decoder.config.family.of_tokens:
             logits = logits + from_bits(decoder.head_bias[...][own]).astype(jnp.float32)
+        logits = capped(logits, decoder.config.logit_cap)
         if decision is None:
             return logits
         row = jnp.maximum(pair_label - len(head), 0)
         values = (rows * decoder.decision_head[...][row]).sum(-1)
         if decision.has_bias:
             values = values + decoder.decision_bias[...][row]
-        if decision.softcap is not None:
-            values = decision.softcap * jnp.tanh(values / decision.softcap)
-        return jnp.where(pair_label < len(head), logits, values)
+        return jnp.where(pair_label < len(head), logits, capped(values, decision.softcap))
 
 
 def log_sum_exp(
@@ -59,7 +58,8 @@ def log_sum_exp(
     """
     with jax.named_scope("log_sum_exp"):
         hidden = hidden[rows]
-        fused = None if is_sharded else decoder.backend.log_sum_exp(hidden, from_bits(decoder.head_weight))
+        head, cap = from_bits(decoder.head_weight), decoder.config.logit_cap
+        fused = None if is_sharded else decoder.backend.log_sum_exp(hidden, head, cap)
         if fused is not None:
             return fused
         return _stream(decoder, hidden, lambda kept, start, logits: kept, ())[1]
@@ -106,6 +106,7 @@ def _stream(
     def add(carry: tuple[Kept, Array, Array], index: Array) -> tuple[tuple[Kept, Array, Array], None]:
         kept, highest, total = carry
         start, logits = chunk_logits(hidden, weight, chunk, index)
+        logits = capped(logits, decoder.config.logit_cap)
         logits = jnp.where(start + jnp.arange(chunk) >= index * chunk, logits, -jnp.inf)
         new = jnp.maximum(highest, logits.max(1))
         total = total * jnp.exp(highest - new) + row_sum(jnp.exp(logits - new[:, None]))[:, 0]

@@ -29,6 +29,7 @@ from mis_core.requests import MAX_BIASES, MAX_TOP_TOKENS
 from mis_core.runner.head import no_tokens
 from mis_core.scheduler.plan import SLOTS
 from mis_core.scheduler.reading import Draws
+from mis_kernels import capped
 from mis_kernels.backends.xla.head import head_logits
 
 SAMPLED_ROWS = 64
@@ -130,7 +131,8 @@ def hold_logits(
     with jax.named_scope("hold_logits"):
         backend = decoder.backend
         multiply = partial(head_logits, most=backend.vocab_chunk) if is_sharded else backend.logits
-        return lax.dynamic_update_slice_in_dim(logits, multiply(hidden[:rows], decoder.head_weight), 0, 0)
+        new = capped(multiply(hidden[:rows], decoder.head_weight), decoder.config.logit_cap)
+        return lax.dynamic_update_slice_in_dim(logits, new, 0, 0)
 
 
 def next_tokens(

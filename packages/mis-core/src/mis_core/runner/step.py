@@ -79,7 +79,7 @@ def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, backend: Backend
 
     def step(weights: Any, cache: KeyValueCache, arrays: StepArrays) -> tuple[Array, KeyValueCache]:
         decoder: Decoder = nnx.merge(graph, weights)
-        scale = decoder.config.attention.head_dim**-0.5
+        logits = {"scale": decoder.config.attention_scale, "cap": decoder.config.attention_cap}
         here: StepArrays = jax.tree.map(lambda x: x[0], arrays)
         layers = decoder.config.layers
         windows = windows_of(layers)
@@ -112,7 +112,7 @@ def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, backend: Backend
                 )
                 if devices > 1 and len(k) >= PAGE_SIZE:  # smaller steps are decode steps, which exchange nothing
                     k_pages, v_pages = exchange((k_pages, v_pages), (k, v), segments, first_page)
-            out = segment_attention(q, k, v, k_pages, v_pages, segments, scale=scale, backend=attends)
+            out = segment_attention(q, k, v, k_pages, v_pages, segments, **logits, backend=attends)
             return out, (k_pages, v_pages)
 
         token_ids, positions, rows = map(jnp.asarray, here[:3])

@@ -10,7 +10,7 @@ import msgspec
 import tokenizers
 
 from mis_core.checkpoints import Checkpoint, open_checkpoint, open_described
-from mis_core.checkpoints.decision_files import text_settings
+from mis_core.checkpoints.text_settings import text_settings
 from mis_core.config import RERANK_RECIPES, EngineConfig
 from mis_core.errors import ModelError
 from mis_core.tokenization.chat_template import ChatTemplate
