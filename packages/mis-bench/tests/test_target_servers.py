@@ -215,7 +215,7 @@ async def test_a_target_says_whether_it_can_forget(
     if forgets:
         await target.forget()
     else:
-        with pytest.raises(CallFailed, match="knows no way to forget") as caught:
+        with pytest.raises(CallFailed, match="cannot clear its prefix cache") as caught:
             await target.forget()
         assert caught.value.reason == "rejected"
 

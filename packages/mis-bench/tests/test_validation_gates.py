@@ -324,7 +324,7 @@ def test_a_delimited_target_that_cannot_be_had_leaves_its_gates_not_run(run) -> 
 def test_a_target_that_cannot_forget_is_refused(run) -> None:
     target = Fake()
     target.forgets = False
-    with pytest.raises(TargetUnavailable, match="no way to forget"):
+    with pytest.raises(TargetUnavailable, match="cannot clear its prefix cache"):
         run(target)
 
 

@@ -121,7 +121,7 @@ class FakeTarget:
 
     async def forget(self) -> None:
         if not self.forgets:
-            raise CallFailed("rejected", "It knows no way to forget.")
+            raise CallFailed("rejected", "It cannot clear its prefix cache.")
         self.events.append("forget")
 
     async def counts(self) -> dict[str, float]:

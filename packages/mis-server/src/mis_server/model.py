@@ -134,7 +134,7 @@ class Model(Service[bytes | Fields]):
         return await self.tokenizers.large(partial(there, marshal.loads, data, None), len(source))
 
     async def submit(self, requests: tuple[ScoreRequest, ...]) -> tuple[EngineOutput, ...]:
-        """Have the engine process compute requests, some at a time: the engine gives everybody's the same turns."""
+        """Have the engine process compute requests, some at a time, so that it schedules all callers fairly."""
         if len(requests) == 1:
             return (await self.client.score(requests[0]),)
         return tuple(await some_at_a_time(self.client.score, requests))

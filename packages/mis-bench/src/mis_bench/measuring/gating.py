@@ -25,7 +25,7 @@ class Gatekeeper:
 
     Attributes:
         plan: What is measured.
-        reference: Target that others are held against.
+        reference: Target whose scores are the reference.
         truths: By workload and cache, the reference's first case that was answered, and its scores.
     """
 

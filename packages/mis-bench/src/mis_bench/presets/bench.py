@@ -39,7 +39,7 @@ POSITIVE = click.IntRange(1)
 
 
 def numbers(kind: click.ParamType) -> Callable[..., tuple[Any, ...]]:
-    """Return a callback for numbers behind commas; each counts once."""
+    """Return a callback that parses comma-separated numbers; duplicates count once."""
 
     def parse(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[Any, ...]:
         parts = [part.strip() for part in (text or "").split(",")]
@@ -78,9 +78,9 @@ measuring_options = adding(
     ),
     click.option(
         "--hourly-cost", multiple=True, callback=by_target(ABOVE_0), metavar="[TARGET=]USD",
-        show_default="none", help="Price of an hour of a target's machine, or of each; repeatable.",
+        show_default="none", help="Price of an hour of one target's machine (TARGET=USD) or of all; repeatable.",
     ),
-    click.option("--repeat", type=POSITIVE, default=1, help="Do all of it so often, with targets opened anew."),
+    click.option("--repeat", type=POSITIVE, default=1, help="Number of repetitions; targets are opened anew for each."),
     click.option("--allow-missing", is_flag=True, help="Go on without targets that cannot run."),
     *SHARED,
 )  # fmt: skip
@@ -107,7 +107,7 @@ class BenchOptions:
 
         Args:
             dtypes: Types that our engine is opened with, one after the other, unless the user chose one.
-            must_forget: Refuse targets that know no way to forget a query.
+            must_forget: Refuse targets that cannot clear their prefix cache.
 
         Raises:
             click.ClickException: one cannot, and they are not allowed to be missing; or none can.
@@ -140,7 +140,7 @@ class BenchOptions:
         why = asyncio.run(check(openers))
         for name, opener in openers.items():
             if must_forget and not opener.forgets:
-                why[name] = "It knows no way to forget a query, so that its requests would not be cold."
+                why[name] = "It cannot clear its prefix cache, so its requests would not be cold."
         notes = [f"{name} could not run: {reason}" for name, reason in why.items()]
         if why and (not self.allow_missing or len(why) == len(planned)):
             raise click.ClickException(" ".join(notes))

@@ -62,7 +62,7 @@ callers_options = adding(
 
 
 def measure_callers(bench: Bench, options: CallersOptions, *, rounds: int, gates: Gates) -> "Measured":
-    """Measure the profile; the first of several targets is the one whose scores and speed others are held against."""
+    """Measure the profile; the first of several targets is the reference for scores and speed."""
     reference = bench.planned[0].name if len(bench.planned) > 1 else None
     cases = list(_cases(bench, options))
     return bench.measure("callers", cases, rounds=rounds, gates=gates, reference=reference)

@@ -64,7 +64,7 @@ mean_abs_option = click.option(
     show_default="none",
     help="Ask a slow target for its first N items only; repeatable.",
 )
-@click.option("--reference", show_default="the first", help="Target that others are held against.")
+@click.option("--reference", show_default="the first", help="Reference target for correctness and speed.")
 @click.option(
     "--guardrail-ratio", type=click.FloatRange(1), default=1.25, help="Highest p95 of a winner, over the lowest p95."
 )

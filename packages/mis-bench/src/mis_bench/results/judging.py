@@ -167,7 +167,7 @@ def _doubts(row: Row, case: Case, mine: Results) -> Iterator[str]:
     if row.cache == "cold" and row.cached_tokens and not is_templated:
         yield f"the cache was not cold: replies told of up to {row.cached_tokens} kept query tokens"
     elif row.cache == "cold" and not all(window.forgot for window in mine.windows if window.phase != "warmup"):
-        yield "earlier requests may have left their queries: the target knows no way to forget"
+        yield "the target cannot clear its prefix cache, so earlier requests may have left their queries"
     if row.compilations:
         yield f"{row.compilations} compilations in the timed window"
     if case.warmups > 1 and row.warmup_ratio is not None and row.warmup_ratio > STEADY:

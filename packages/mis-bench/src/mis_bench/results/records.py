@@ -86,7 +86,7 @@ class PlannedTarget(Part):
     model: str | None = Field(default=None, description="As --model gave it.")
     model_sha256: str | None = Field(default=None, description="`model_sha256` of its checkpoint, where that is here.")
     group: int = Field(default=0, ge=0, description="Targets of a group are open together and take turns.")
-    hardware: str | None = Field(default=None, description="What it computes on, by the user's word.")
+    hardware: str | None = Field(default=None, description="Hardware, as given by --hardware.")
     hourly_cost_usd: float | None = Field(default=None, gt=0)
 
 
@@ -248,8 +248,10 @@ class Window(Part):
     seconds: float = Field(ge=0)
     calls: int = Field(ge=0)
     forgot: bool = Field(default=False, description="Whether the target was made to forget earlier queries before it.")
-    compilations: int | None = Field(default=None, ge=0, description="During it, where the target tells.")
-    steps: int | None = Field(default=None, ge=0, description="Likewise, of the engine.")
+    compilations: int | None = Field(
+        default=None, ge=0, description="During the window, where the target reports them."
+    )
+    steps: int | None = Field(default=None, ge=0, description="Engine steps run during the window.")
     rate: float | None = Field(default=None, gt=0, description="Requests a second, where that is a share of another's.")
 
 

@@ -28,7 +28,7 @@ from mis_bench.targets.target import (
 from mis_bench.workload import Task, Workload, build_workload
 
 TOLD_TIMEOUT_S = 5.0
-"""Within this time a server must say that it is well, which model it serves, and what else it tells of itself."""
+"""Time for a server to pass its health check, and to report its model and what else it says of itself."""
 
 PROBE_TIMEOUT_S = 30.0
 """Within this time it must answer a tiny request before anything is measured, and forget a query."""
@@ -139,7 +139,7 @@ class Server:
         elif self.forgetting == "flush":
             await self._send("POST", "/flush_cache", b"{}", timeout_s=PROBE_TIMEOUT_S)
         elif self.forgetting is None:
-            raise CallFailed("rejected", f"{self._spec} knows no way to forget a query, so only new ones are cold.")
+            raise CallFailed("rejected", f"{self._spec} cannot clear its prefix cache, so only new queries are cold.")
 
     async def counts(self) -> dict[str, float]:
         """Return `memory_bytes`, the resident memory of the process that answers HTTP, where it tells."""

@@ -71,9 +71,9 @@ def is_secret(name: str) -> bool:
 
 
 def without_secrets(spelling: str) -> str:
-    """Return a target and its options behind commas, without those that are secret.
+    """Return a target and its options, comma-separated, without secrets.
 
-    Left out is as well what is no option, since it may be the rest of a key, and who logs in at an address.
+    What is not an option is left out as well, since it may be the rest of a key. So is the user of an address.
     """
     spec, *options = spelling.split(",")
     kept = [each for each in options if "=" in each and not is_secret(each.partition("=")[0])]

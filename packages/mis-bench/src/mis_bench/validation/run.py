@@ -48,7 +48,7 @@ class ValidatedTarget:
         spec: Its target: `engine`, or a server.
         options: Of the target.
         directory: Of the checkpoint, for the engine and PyTorch.
-        dtype: What it computes in, by the user's word.
+        dtype: What it computes in, as the user says.
         waiver: Why the user wants no comparison with PyTorch, or None.
         timeout_s: Seconds that a request may take.
     """
@@ -66,12 +66,12 @@ class ValidatedTarget:
         """Open a target of its checkpoint for a while.
 
         Raises:
-            TargetUnavailable: it cannot run here, or knows no way to forget a query.
+            TargetUnavailable: it cannot run here, or cannot clear its prefix cache.
         """
         found = registry.opener(TargetSpec(spec, spec, dict(options)), model=self.directory)
         await found.check()
         if not found.forgets:
-            raise TargetUnavailable(f"{spec} cannot be validated: it knows no way to forget a query.")
+            raise TargetUnavailable(f"{spec} cannot be validated: it cannot clear its prefix cache.")
         target = await found.open()
         try:
             yield target

@@ -140,7 +140,7 @@ def _named(fields: dict[str, Any], count: int, defaults: dict[str, int]) -> dict
         if (token := fields.get(f"ggml.{name}_token_id")) is None:
             continue
         if not isinstance(token, int) or not 0 <= token < count:
-            raise ModelError(f"tokenizer.ggml.{name}_token_id = {str(token)[:20]} is no token.")
+            raise ModelError(f"tokenizer.ggml.{name}_token_id = {str(token)[:20]} is not a token id.")
         named[name] = token
     return named
 

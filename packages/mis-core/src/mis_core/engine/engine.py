@@ -228,8 +228,8 @@ class Engine:
     ) -> Generator[GenerateChunk]:
         """`generate`, token by token; closing the iterator early frees what the answers hold.
 
-        Nothing is written before the first is asked for. Then tokens are kept for who reads slowly, all of an answer if
-        need be: nobody waits for a reader.
+        Nothing is generated before the first token is asked for. Unread tokens are buffered, a whole answer if need be,
+        so a slow reader never blocks the engine.
         """
         return self._generations.stream(prompt=prompt, max_new_tokens=max_new_tokens, **options)
 

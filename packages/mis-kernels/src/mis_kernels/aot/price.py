@@ -30,7 +30,7 @@ from mis_kernels.heads import HeadShape
 TILE_KINDS = ("full", "limited", "masked", "near")
 
 BUSY = Range(0.0, 0.5, 1.0)
-"""Part of the cycles that matrix units without a queue would add, which they do: how much theirs holds, nobody says."""
+"""Part of the cycles that matrix units without a queue would add; real units have a queue, of unpublished depth."""
 SCATTERED = Range(0.0, 0.02, 1.0)
 """Part of the context's tiles whose pages do not follow one another: none in a fresh cache; in a full one up to 0.012
 for queries of 200 to 6,000 tokens (`mis_core.cache.free_pages`); all if something else keeps groups apart."""

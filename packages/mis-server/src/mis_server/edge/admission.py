@@ -204,7 +204,7 @@ async def deadline(request: Request, seconds: float, body_s: float) -> AsyncIter
     Args:
         request: Its scope has the extension `CONNECTION_LOST`; without it, nobody notices that the client is gone.
         seconds: For the whole request.
-        body_s: For the body; whoever has it calls the function that `async with` gives.
+        body_s: For the body; call the yielded function once it has arrived.
 
     Raises:
         RequestError: `deadline_exceeded` or `request_timeout`.

@@ -48,7 +48,7 @@ class FieldRules:
         each: The type of a list's elements, or of an object's members, or some types, where each is read by itself.
         schemas: Types of which a value has one, where the field has a reader of its own and is declared as anything.
         noun: What the field must be, where its type does not say so in plain words.
-        nullable: Whether null is as good as missing, though the type does not admit it.
+        nullable: Whether null means absent, though the type does not admit it.
         codes: Of errors, where they are not `invalid_` and the field's name: `wrong` (its type or value), `empty`,
             `missing` of a field that is required, and `unknown` of a member; `{}` stands for the name.
     """

@@ -14,7 +14,7 @@ def has_text(value: object) -> bool:
 
 
 def readable(text: str, param: str, code: str) -> str:
-    """Return a text; refuse what is no Unicode: JSON can spell half of a surrogate pair.
+    """Return a text; reject what is not valid Unicode: JSON can spell half of a surrogate pair.
 
     Raises:
         RequestError: of the code.

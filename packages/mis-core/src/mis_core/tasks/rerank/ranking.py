@@ -99,7 +99,7 @@ class Ranking:
         results: The best `top_n`, or all.
         errors: Documents that were not scored, with `on_error: "item"`.
         usage: Token counts.
-        meta: What else is to say.
+        meta: Metadata in Cohere's format.
         recipe: What the prompts were made by: a recipe's name, or `custom` for a template of the operator.
         calibration: Digest of the calibration of the scores, None if they have none; absent where none is loaded.
     """

@@ -93,7 +93,7 @@ def finish_score(
     which the full-vocabulary normaliser cancels. A label of several tokens has the probability of its whole sequence,
     and the softmax is over these. A softmax may be calibrated. Finite logits never make NaN or infinity.
 
-    Of a model with a classification head, the vocabulary are the rows of its head; of a head with one row the
+    In a model with a classification head, the head's rows take the place of the vocabulary. With one row, the
     probability is the sigmoid of its logit, because its normaliser (`runner.head`) counts the other class.
     """
     began = time.perf_counter()

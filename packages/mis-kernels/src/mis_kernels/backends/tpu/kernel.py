@@ -294,7 +294,7 @@ def _values(kind: int, values: Array, used: Array) -> Array:
     ones = jnp.ones((TOTAL_ROWS, count), jnp.float32)
     if kind != FULL:
         wide = values.astype(jnp.float32)
-        # In a masked tile any row may be a neighbour's, whose trouble is not ours.
+        # In a masked tile any row may be another segment's, whose NaN must not leak.
         keep = lax.broadcasted_iota(jnp.int32, (count, 1), 0) < used if kind == LIMITED else jnp.abs(wide) < jnp.inf
         values = jnp.where(keep, wide, 0).astype(values.dtype)
     if kind == LIMITED:
