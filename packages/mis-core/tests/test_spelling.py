@@ -23,6 +23,8 @@ DECODERS = {
     "deepseek": None,
     "llama2": LLAMA2,
     "gemma": LLAMA2,
+    "gemma-gguf": None,
+    "llama2-gguf": None,
     "mistral": decoders.Metaspace(prepend_scheme="first"),
 }
 
