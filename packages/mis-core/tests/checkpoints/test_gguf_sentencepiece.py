@@ -127,7 +127,7 @@ def test_broken_fields_are_refused_by_name(change: dict[str, Any], message: str)
 
 @pytest.mark.parametrize(("made", "message"), [
     (handmade(a=-1, b=-2, ab=-3, ba=-3), "tokenizer.ggml.scores: 'ab' and 'ba' have the same, so nothing says which"),
-    (handmade(a=-1, ab=-3), "tokenizer.ggml.tokens has 'ab', of whose characters not all are pieces"),
+    (handmade(a=-1, ab=-3), "tokenizer.ggml.tokens has 'ab', joined of a character that is no piece"),
     (handmade(a=-1) | {"ggml.tokens": ["a"] * 260}, "tokenizer.ggml.tokens has 'a' twice"),
     (handmade(a=-1) | {"ggml.tokens": [str(number) for number in range(260)]}, "tokens has no piece <0x00>"),
     (handmade(a=-1, **{"a" * 257: -2}), "pieces of up to 257 characters"),
@@ -139,6 +139,10 @@ def test_what_is_no_such_vocabulary_is_refused_by_name(made: dict[str, Any], mes
 
 def test_equal_scores_of_pieces_that_are_never_joined_are_harmless() -> None:
     build_tokenizer(handmade(a=-1, b=-1, ab=-1))
+
+
+def test_pieces_for_padding_need_no_pieces_for_their_characters() -> None:
+    build_tokenizer(handmade(a=-1, **{"[PAD1]": -2, "[PAD2]": -2}))
 
 
 @pytest.mark.full

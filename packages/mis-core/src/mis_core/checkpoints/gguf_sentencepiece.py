@@ -11,7 +11,7 @@ Sources: `llm_tokenizer_spm_session` and `tokenizer_st_partition` in `src/llama-
 (2026); `models/bpe/` of `tokenizers` 0.23.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from itertools import pairwise
 
 from tokenizers import Tokenizer, decoders, models, normalizers
@@ -73,7 +73,8 @@ def _merges(tokens: Sequence[str], scores: Sequence[float], joined: Sequence[int
     """Return the splits of all pieces that are joined of others, the highest score first.
 
     Raises:
-        ModelError: two such pieces have the same score, one has a character that is no piece, or they are too long.
+        ModelError: two such pieces have the same score, one is joined of a character that is no piece, or they are too
+            long.
     """
     pieces = {tokens[number] for number in joined}
     lens = [*map(len, pieces)]
@@ -82,15 +83,14 @@ def _merges(tokens: Sequence[str], scores: Sequence[float], joined: Sequence[int
             f"tokenizer.ggml.tokens has pieces of up to {max(lens):,} characters, {sum(lens):,} together; at most "
             f"{_LONGEST} and {_MOST_CHARACTERS:,} are read."
         )
-    if strange := set().union(*pieces).difference(tokens):
-        piece = next(piece for piece in pieces if strange.intersection(piece))
-        raise ModelError(f"tokenizer.ggml.tokens has {shown(piece, 40)!r}, of whose characters not all are pieces.")
+    strange = set().union(*pieces).difference(tokens)
+    for piece in filter(strange.intersection, pieces if strange else ()):
+        if _splits(piece, pieces | strange):
+            raise ModelError(f"tokenizer.ggml.tokens has {shown(piece, 40)!r}, joined of a character that is no piece.")
     merges: list[tuple[str, str]] = []
     made: list[int] = []
     for number in sorted(joined, key=lambda number: -scores[number]):
-        piece = tokens[number]
-        splits = [(piece[:end], piece[end:]) for end in range(1, len(piece)) if piece[:end] in pieces]
-        splits = [split for split in splits if split[1] in pieces]
+        splits = _splits(tokens[number], pieces)
         merges += splits
         made += [number] * bool(splits)
     for one, other in pairwise(made):
@@ -101,3 +101,9 @@ def _merges(tokens: Sequence[str], scores: Sequence[float], joined: Sequence[int
                 "tokenizer_path, the directory of a Hugging Face tokenizer is used instead."
             )
     return merges
+
+
+def _splits(piece: str, parts: Set[str]) -> list[tuple[str, str]]:
+    """Return the ways in which a piece is two parts."""
+    begun = [(piece[:end], piece[end:]) for end in range(1, len(piece)) if piece[:end] in parts]
+    return [split for split in begun if split[1] in parts]
