@@ -1,6 +1,7 @@
 """Write a checkpoint directory as a GGUF file, as llama.cpp's converter does. Needs the `gguf` package."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,17 @@ import numpy as np
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-_ARCHITECTURES = {"llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "smollm3": "SMOLLM3"}
-_PRE = {"llama": "llama-bpe", "qwen2": "qwen2", "qwen3": "qwen2", "smollm3": "llama-bpe"}
+_ARCHITECTURES = {
+    "llama": "LLAMA",
+    "qwen2": "QWEN2",
+    "qwen3": "QWEN3",
+    "smollm3": "SMOLLM3",
+    "gemma2": "GEMMA2",
+    "gemma3_text": "GEMMA3",
+}
+_PRE = {"qwen2": "qwen2", "qwen3": "qwen2"}  # of others: llama-bpe
+_BYTE = int(gguf.TokenType.BYTE)
+_GEMMA = ("gemma2", "gemma3_text")
 _STORED = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _HEAD = "cls.output.weight"
 _REORDERED = ("llama", "smollm3")
@@ -68,7 +78,7 @@ def write_gguf(
         writer.add_pooling_type(gguf.PoolingType.RANK)
         writer.add_classifier_output_labels(labels)
     if has_vocabulary:
-        _write_tokenizer(writer, directory, config, _PRE[family])
+        _write_tokenizer(writer, directory, config, _PRE.get(family, "llama-bpe"))
     else:
         writer.add_tokenizer_model("no_vocab")
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
@@ -82,6 +92,8 @@ def write_gguf(
                 tensor = stored.get_tensor(name)
                 type_name = "F32" if tensor.ndim == 1 else quantization or _STORED[tensor.dtype.name]
                 tensor = tensor.astype(np.float32)
+                if family in _GEMMA and name.endswith("norm.weight"):
+                    tensor += 1
                 projection = name.split(".")[-2]
                 if projection in heads and family in _REORDERED:
                     tensor = _reordered(tensor, heads[projection])
@@ -99,7 +111,12 @@ def write_gguf(
 
 
 def tokenizer_fields(tokenizer: Tokenizer, pre: str) -> dict[str, Any]:
-    """Return what a GGUF file has of a byte-level BPE tokenizer, by the names behind `tokenizer.ggml.`."""
+    """Return what a GGUF file has of a tokenizer, by the names behind `tokenizer.ggml.`.
+
+    Args:
+        tokenizer: Byte-level BPE, or SentencePiece's: merges that fall back to bytes, whose pieces are in their order.
+        pre: What splits texts before byte-level BPE.
+    """
     content = json.loads(tokenizer.to_str())
     tokens = [""] * tokenizer.get_vocab_size()
     types = [int(gguf.TokenType.NORMAL)] * len(tokens)
@@ -107,12 +124,19 @@ def tokenizer_fields(tokenizer: Tokenizer, pre: str) -> dict[str, Any]:
         tokens[index] = token
     for index, token in tokenizer.get_added_tokens_decoder().items():
         types[index] = int(gguf.TokenType.CONTROL if token.special else gguf.TokenType.USER_DEFINED)
+    if content["model"]["byte_fallback"]:
+        types = [
+            _BYTE if re.fullmatch("<0x[0-9A-F]{2}>", token) else kind for token, kind in zip(tokens, types, strict=True)
+        ]
+        scores = [-float(index) for index in range(len(tokens))]
+        return {"model": "llama", "pre": "default", "tokens": tokens, "token_type": types, "scores": scores}
     merges = [" ".join(pair) for pair in content["model"]["merges"]]
     return {"model": "gpt2", "pre": pre, "tokens": tokens, "token_type": types, "merges": merges}
 
 
 def _write_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 1e4)}
+    rope = rope.get("full_attention", rope)
     scaling = config.get("rope_scaling") or rope
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     writer.add_block_count(config["num_hidden_layers"])
@@ -127,6 +151,8 @@ def _write_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_vocab_size(config["vocab_size"])
+    if config["model_type"] in _GEMMA:
+        _write_gemma(writer, config)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
@@ -135,6 +161,25 @@ def _write_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
             writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
     elif kind == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3_factors(scaling, rope, config, head_dim))
+
+
+def _write_gemma(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Write what the converter does of Gemma, and which layers slide, as newer ones do."""
+    for name, write in {
+        "attn_logit_softcapping": writer.add_attn_logit_softcapping,
+        "final_logit_softcapping": writer.add_final_logit_softcapping,
+    }.items():
+        if config.get(name) is not None:
+            write(config[name])
+    every = config.get("sliding_window_pattern", 2)
+    slides = [layer % every != 0 for layer in range(1, 1 + config["num_hidden_layers"])]
+    if "layer_types" in config:
+        slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern(slides)
+    of_sliding = config.get("rope_parameters", {}).get("sliding_attention", {})
+    if (theta := of_sliding.get("rope_theta", config.get("rope_local_base_freq"))) is not None:
+        writer.add_rope_freq_base_swa(theta)
 
 
 def _llama3_factors(scaling: dict[str, Any], rope: dict[str, Any], config: dict[str, Any], size: int) -> np.ndarray:
@@ -157,10 +202,14 @@ def _write_tokenizer(writer: gguf.GGUFWriter, directory: Path, config: dict[str,
     fields = tokenizer_fields(Tokenizer.from_file(str(directory / "tokenizer.json")), pre)
     missing = range(len(fields["tokens"]), config["vocab_size"])
     writer.add_tokenizer_model(fields["model"])
-    writer.add_tokenizer_pre(pre)
+    writer.add_tokenizer_pre(fields["pre"])
     writer.add_token_list(fields["tokens"] + [f"[PAD{index}]" for index in missing])
     writer.add_token_types(fields["token_type"] + [int(gguf.TokenType.UNUSED)] * len(missing))
-    writer.add_token_merges(fields["merges"])
+    if "scores" in fields:
+        writer.add_token_scores(fields["scores"] + [-1e4] * len(missing))
+        writer.add_add_space_prefix(False)
+    else:
+        writer.add_token_merges(fields["merges"])
     described = json.loads((directory / "tokenizer_config.json").read_text())
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
