@@ -119,6 +119,19 @@ def test_a_file_is_the_model_it_was_made_of(tmp_path: Path, model: str) -> None:
         np.testing.assert_array_equal(np.asarray(one[...]), np.asarray(other[...]), err_msg=str(name))
 
 
+def test_a_factor_of_rope_without_a_type_is_linear(tmp_path: Path) -> None:
+    scalings = []
+    for factor in (4.0, 0.0):
+
+        def write(writer: gguf.GGUFWriter, factor: float = factor) -> None:
+            writer.add_tensor("token_embd.weight", np.zeros((8, 512), np.float32))
+            writer.add_rope_scaling_factor(factor)
+
+        settings = open_checkpoint(written(tmp_path / f"{factor}.gguf", write)).settings()
+        scalings.append(settings["rope_scaling"])
+    assert scalings == [{"rope_type": "linear", "factor": 4.0}, None]
+
+
 def test_texts_are_scored_as_by_the_directory(tmp_path: Path) -> None:
     directory = tiny_checkpoint(tmp_path / "model", "llama", num_hidden_layers=2)
     file = write_gguf(tmp_path / "model.gguf", directory)

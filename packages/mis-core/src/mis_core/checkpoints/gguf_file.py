@@ -228,8 +228,9 @@ class GgufCheckpoint(Checkpoint):
 
     def _rope_scaling(self, found: dict[str, Any]) -> dict[str, Any] | None:
         """Take the settings of RoPE's extensions out of those found, as `config.json` has them."""
-        kind = found.pop("rope.scaling.type", "none")
         given = {theirs: found.pop(name) for name, theirs in _ROPE.items() if name in found}
+        # llama.cpp takes a factor without a type for a linear one, and a factor of 0 for none.
+        kind = found.pop("rope.scaling.type", "linear" if given.get("factor") else "none")
         factors = next((tensor for tensor in self._file.tensors if tensor.name == _ROPE_FACTORS), None)
         if factors is not None:
             if kind != "none":
