@@ -20,7 +20,7 @@ def activated(values: Float[Array, "rows out"], gate: Gate) -> Float[Array, "row
     return jax.nn.silu(values) if gate == "silu" else jax.nn.gelu(values, approximate=True)
 
 
-def capped(values: Float32[Array, "*shape"], cap: float | None) -> Float32[Array, "*shape"]:
+def capped(values: Float32[Array, "*rows"], cap: float | None) -> Float32[Array, "*rows"]:
     """Return `cap * tanh(values / cap)`, between minus and plus the cap; the values themselves where there is no cap.
 
     What is masked with minus infinity is masked afterwards: the cap of that is a number.
@@ -30,6 +30,6 @@ def capped(values: Float32[Array, "*shape"], cap: float | None) -> Float32[Array
     return values if cap is None else cap * jnp.tanh(values / cap)
 
 
-def logits_of(products: Float32[Array, "*shape"], scale: float, cap: float | None) -> Float32[Array, "*shape"]:
+def logits_of(products: Float32[Array, "*rows"], scale: float, cap: float | None) -> Float32[Array, "*rows"]:
     """Return products of queries and keys times the scale, `capped`, with one multiplication in front of the tanh."""
     return products * scale if cap is None else cap * jnp.tanh(products * (scale / cap))

@@ -42,7 +42,7 @@ NORMS = ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm", "q_
 NORM_OF = {"qkv": "attention_norm", "gate_up": "mlp_norm"}
 """The norm in front of a product, whose weights are multiplied into the product's by backends that fold norms."""
 
-_NORM_BEHIND = {"out": "attention_out_norm", "down": "mlp_out_norm"}
+_NORM_AFTER = {"out": "attention_out_norm", "down": "mlp_out_norm"}
 
 
 class Normed(NamedTuple):
@@ -133,7 +133,7 @@ class DecoderLayer(nnx.Module):
         product = whole_product(x, weight)
         product = product if bias is None else product + bias
         with jax.named_scope("norm"):
-            norm = getattr(self, _NORM_BEHIND[name])[...]
+            norm = getattr(self, _NORM_AFTER[name])[...]
             return residual + self.backend.rms_norm(product, norm, self.config.norm_epsilon)
 
     def _normed(self, x: Array, squares: Array | None, name: str) -> Normed:
