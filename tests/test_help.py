@@ -1,5 +1,7 @@
-"""`--help` of every command says what each option is for, and what happens without it."""
+"""`--help` of every command says what each option is for, and what happens without it, in full phrases."""
 
+import inspect
+import re
 from collections.abc import Iterator
 
 import click
@@ -12,6 +14,10 @@ import mis_server.cli
 PROGRAMS: dict[str, click.Group] = {"mis-bench": mis_bench.cli.main, "mis-server": mis_server.cli.main}
 WITHOUT_EFFECT = "Accepted for compatibility"
 """Heading of flags of other servers; their help says why they are not needed."""
+DANGLING = ("Of", "By", "Likewise")
+"""First words of phrases whose subject is somewhere else."""
+ADDED = re.compile(r"[^.] (repeatable|comma-separated|default:)")
+"""What is a phrase of its own, but was added to another one."""
 
 
 def _commands(command: click.Command, context: click.Context) -> Iterator[click.Context]:
@@ -33,18 +39,29 @@ of_each_command = pytest.mark.parametrize("context", CONTEXTS, ids=[each.command
 def faults(option: click.Option, context: click.Context) -> list[str]:
     """Return what the help of an option lacks."""
     record = option.get_help_record(context)
-    if record is None or getattr(option, "group", None) == WITHOUT_EFFECT:
+    if record is None:
         return []
-    found = []
-    if not (option.help or "").endswith("."):
-        found.append(f"{option.opts[0]} has no sentence")
-    if not (option.is_flag or option.required or "default:" in record[1]):
-        found.append(f"{option.opts[0]} does not say what happens without it")
-    return found
+    found = list(faults_of_phrases(option.help or ""))
+    has_default = option.is_flag or option.required or "default:" in record[1].lower()
+    if not (has_default or getattr(option, "group", None) == WITHOUT_EFFECT):
+        found.append("does not say what happens without it")
+    return [f"{option.opts[0]} {fault}" for fault in found]
+
+
+def faults_of_phrases(text: str) -> Iterator[str]:
+    """Yield what makes a help text less than full phrases."""
+    if not text.endswith("."):
+        yield "has no full stop"
+    if not re.match(r"[A-Z0-9`]", text):
+        yield "begins with a small letter or a sign"
+    if text.split(" ")[0] in DANGLING:
+        yield f"begins with {text.split()[0]}"
+    if added := ADDED.search(text):
+        yield f"adds {added[1]} to another phrase"
 
 
 @of_each_command
-def test_every_option_has_a_sentence_and_a_default(context: click.Context) -> None:
+def test_every_option_has_full_phrases_and_a_default(context: click.Context) -> None:
     options = [each for each in context.command.get_params(context) if isinstance(each, click.Option)]
     assert [fault for option in options for fault in faults(option, context)] == []
 
@@ -59,15 +76,38 @@ def test_every_argument_is_explained(context: click.Context) -> None:
 @pytest.mark.parametrize(
     ("option", "fault"),
     [
-        (click.Option(["--size"], default=1, show_default=True), "--size has no sentence"),
+        (click.Option(["--size"], default=1, show_default=True, help="Items of a call"), "--size has no full stop"),
+        (
+            click.Option(["--fast"], is_flag=True, help="items of a call."),
+            "--fast begins with a small letter or a sign",
+        ),
+        (click.Option(["--fast"], is_flag=True, help="[N]: items."), "--fast begins with a small letter or a sign"),
+        (click.Option(["--fast"], is_flag=True, help="Of all targets."), "--fast begins with Of"),
+        (click.Option(["--fast"], is_flag=True, help="Likewise for all."), "--fast begins with Likewise"),
+        (
+            click.Option(["--fast"], is_flag=True, help="A name; repeatable."),
+            "--fast adds repeatable to another phrase",
+        ),
+        (
+            click.Option(["--fast"], is_flag=True, help="A name; default: none."),
+            "--fast adds default: to another phrase",
+        ),
         (click.Option(["--size"], help="Items of a call."), "--size does not say what happens without it"),
         (click.Option(["--size"], show_default="all", help="Items of a call."), None),
         (click.Option(["--size"], is_flag=True, help="Show sizes."), None),
+        (click.Option(["--size"], help="Offers of `--sizes`. Comma-separated. Default: all."), None),
     ],
 )
 def test_what_help_lacks_is_found(option: click.Option, fault: str | None) -> None:
     context = click.Context(click.Command("measure", params=[option]))
     assert faults(option, context) == [fault] * (fault is not None)
+
+
+@of_each_command
+def test_every_command_has_full_phrases(context: click.Context) -> None:
+    paragraphs = inspect.cleandoc(context.command.help or "").split("\n\n")
+    texts = [" ".join(text.split()) for text in paragraphs if not text.startswith("\b")]  # lists begin so
+    assert [fault for text in texts for fault in faults_of_phrases(text)] == []
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
@@ -77,3 +117,4 @@ def test_help_has_two_spellings(context: click.Context, flag: str) -> None:
     done = CliRunner().invoke(PROGRAMS[program], [*names, flag], prog_name=program)
     assert done.exit_code == 0
     assert done.stdout.startswith(f"Usage: {context.command_path} ")
+    assert "\\b" not in done.stdout

@@ -32,7 +32,7 @@ def test_help_shows_every_option_with_its_variable_and_default() -> None:
         for alias in field.metadata["aliases"]:
             assert alias in text
         if field.default is None or field.default == ():
-            assert "default:" in field.metadata["help"], f"help of {field.name} must say what happens by default"
+            assert "Default:" in field.metadata["help"], f"help of {field.name} must say what happens by default"
         elif field.default is True:
             assert "default: (on)" in text
         elif field.default is not False:

@@ -35,11 +35,11 @@ from mis_bench.workload import CANONICAL, WorkloadNameError, build_workload
 def workload(name: str, output: Path | None) -> None:
     """Print a workload as JSON.
 
-    NAME is KIND-Q-N-L: Q query tokens and N items of L tokens, all alike in length. The KIND ragged varies the
-    lengths, text has words for tokens; rerank, decisions, systemone and loglikelihoods ask for those instead of scores;
-    any other word stands for other tokens. Or NAME is that of a request met in production: track_low, track_mean,
-    track_high, home_low, home_mean or home_high. An ending such as @8 asks for 8 labels, of systemone for options. The
-    JSON holds the name, a checksum, and the body for POST /v1/score, or for the other task.
+    NAME is KIND-Q-N-L: Q query tokens and N items of L tokens, all of the same length. The KIND ragged varies the
+    lengths, and text has words instead of tokens. rerank, decisions, systemone and loglikelihoods ask for those instead
+    of scores. Any other word gives other tokens. NAME may also be a request from production: track_low, track_mean,
+    track_high, home_low, home_mean or home_high. The ending @8 asks for 8 labels, or for 8 options of systemone. The
+    JSON holds the name, a checksum, and the body for POST /v1/score or the route of the other task.
     """
     built = build_workload(name)
     if output is None:
@@ -56,7 +56,7 @@ def checkpoint(spec: str) -> None:
     """Print the folder of a checkpoint, so that a server can be started with it.
 
     SPEC is what --model takes elsewhere: a directory, a name that the model hub's client resolves, or random:SHAPE or
-    random:SHAPE/DIVISOR, random weights of a published shape, which are written if they are not there.
+    random:SHAPE/DIVISOR. These are random weights of a published shape, which are written if they do not exist yet.
     """
     try:
         click.echo(resolve_checkpoint(spec))

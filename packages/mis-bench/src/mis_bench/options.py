@@ -86,23 +86,23 @@ def _type_of(field: FieldInfo) -> click.ParamType:
 SHARED = (
     click.option(
         "--option", "options", multiple=True, metavar="NAME=VALUE", callback=pairs, show_default="none",
-        help="Option of every target, such as dtype=float32; repeatable.",
+        help="Option of every target, such as dtype=float32. Repeatable.",
     ),
     click.option(
         "--vocab-size", type=click.IntRange(2), show_default="that of --model",
-        help="Tokens of the vocabulary, for servers with small models.",
+        help="Size of the vocabulary in tokens, for servers with small models.",
     ),
-    click.option("--timeout", type=ABOVE_0, default=180.0, help="Seconds a request may take."),
+    click.option("--timeout", type=ABOVE_0, default=180.0, help="Seconds that a request may take."),
     click.option(
         "--output", type=click.Path(file_okay=False, path_type=Path), show_default="a new one in results/",
-        help="Folder of what is written.",
+        help="Folder for the results.",
     ),
 )  # fmt: skip
 """Options of every command that asks a target."""
 
 target_options = adding(
-    click.option("--target", "spec", default="engine", help="engine, or a server: mis=http://HOST:PORT."),
-    click.option("--hardware", show_default="this machine's", help="What computes, where a server runs elsewhere."),
+    click.option("--target", "spec", default="engine", help="Target: engine, or a server, mis=http://HOST:PORT."),
+    click.option("--hardware", show_default="this machine's", help="Hardware of a server on another machine."),
     *SHARED,
 )
 """Adds the options that name one target."""

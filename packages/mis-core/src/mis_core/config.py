@@ -49,7 +49,7 @@ def option(default: Any, help: str, *aliases: str, group: str, choices: tuple[st
 
     Args:
         default: Value if it is not set.
-        help: One sentence for `--help`, with the unit.
+        help: Full phrases for `--help`, with the unit.
         aliases: Other names of the flag, as other servers have them.
         group: Heading in `--help`.
         choices: The allowed values, if there are few.
@@ -73,97 +73,97 @@ class EngineConfig:
     )
     dtype: str = option(
         "auto",
-        "Type of weights and activations; auto is bfloat16 on accelerators and CPUs that multiply it, else float32.",
+        "Type of weights and activations. `auto`: bfloat16 on accelerators and CPUs that multiply it, else float32.",
         choices=DTYPES,
         group="Model",
     )
     quantization: str = option(
         "none",
-        "Operands of the layers' products; int8: weights with a scale for each channel, activations with one for each "
-        "token; none: of --dtype.",
+        "Type of the operands of the layers' products. `int8`: weights with a scale for each channel, activations "
+        "with one for each token. `none`: that of --dtype.",
         choices=QUANTIZATIONS,
         group="Model",
     )
     context_length: int | None = option(
         None,
-        "Maximum tokens of query plus item, up to what YaRN or linear scaling reaches; default: the model's own limit.",
+        "Maximum tokens of query plus item, up to the reach of YaRN or linear scaling. Default: the model's own limit.",
         "--max-model-len",
         group="Model",
     )
     chunked_prefill_size: int | None = option(
         None,
-        "Token budget: maximum new tokens per step and device, a multiple of 256; default: 2048 on CPUs, "
-        "elsewhere as many as memory allows, up to 4096. Items of up to a quarter of it, at most 1024 tokens, are "
-        "computed in one step, longer ones in pages.",
+        "Token budget: maximum new tokens per step and device, a multiple of 256. Items of up to a quarter of it, at "
+        "most 1024 tokens, are computed in one step, longer ones in pages. Default: 2048 on CPUs, elsewhere as many "
+        "as memory allows, up to 4096.",
         "--max-num-batched-tokens",
         group="Scheduling and scoring",
     )
     revision: str | None = option(
-        None, "Branch, tag or commit of a model that is given by name; default: the hub's.", group="Model"
+        None, "Branch, tag or commit of a model that is given by name. Default: the hub's.", group="Model"
     )
     download_dir: str | None = option(
-        None, "Folder in which models given by name are kept; default: the hub client's cache.", group="Model"
+        None, "Folder for downloads of models given by name. Default: the hub client's cache.", group="Model"
     )
     tokenizer_path: str | None = option(
         None,
-        "Hugging Face directory or name of the tokenizer, or a GGUF file; default: the model's own.",
+        "Hugging Face directory or name of the tokenizer, or a GGUF file. Default: the model's own.",
         "--tokenizer",
         group="Model",
     )
     merge_lora: str | None = option(
         None,
-        "Folder or name of a LoRA adapter, as PEFT saves it, that is merged into the weights; default: none.",
+        "Folder or name of a LoRA adapter, as PEFT saves it, to merge into the weights. Default: none.",
         group="Model",
     )
     chat_template: str | None = option(
-        None, "File with a Jinja chat template; default: the model's own.", group="Model"
+        None, "File with a Jinja chat template. Default: the model's own.", group="Model"
     )
     rerank_template: str | None = option(
         None,
         f"Recipe of rerank, {', '.join(RERANK_RECIPES)}, or a file with a Jinja template of query, document and "
-        "instruction; default: what the checkpoint says.",
+        "instruction. Default: the recipe that the checkpoint's files point to.",
         group="Model",
     )
     decision_prompt: str | None = option(
         None,
-        f"How decisions are asked: {', '.join(DECISION_PROMPTS)}, or a file with a Jinja template as "
-        "decision_template.jinja; default: what the checkpoint's decision.json says, otherwise mis.",
+        f"Prompt of decisions: {', '.join(DECISION_PROMPTS)}, or a file with a Jinja template in the form of "
+        "decision_template.jinja. Default: the prompt in the checkpoint's decision.json, otherwise mis.",
         group="Model",
     )
     decision_head: str | None = option(
         None,
-        "Folder or name of a pointer head, as any2jev saves it, with its adapter and tokenizer; the model is what it "
-        "was trained on; default: the model itself where it is such a folder, otherwise none.",
+        "Folder or name of a pointer head, as any2jev saves it, with its adapter and tokenizer. MODEL must be the "
+        "model that it was trained on. Default: the model itself if it is such a folder, otherwise none.",
         group="Model",
     )
     choice_order: ChoiceOrder = option(  # noqa: RUF009 - of an immutable type
         "given",
-        "In which order decisions read options and levels, unless a request says otherwise.",
+        "Order in which decisions read options and levels, unless a request sets another.",
         group="Model",
         choices=CHOICE_ORDERS,
     )
     calibration: str | None = option(
         None,
-        "File written by mis-server calibrate; none: no calibration; default: mis-calibration.json beside the model, "
-        "if it is there.",
+        "File written by mis-server calibrate. `none`: no calibration. Default: mis-calibration.json next to the "
+        "model, if it is there.",
         group="Model",
     )
     calibration_mismatch: CalibrationMismatch = option(  # noqa: RUF009 - of an immutable type
         "error",
-        "What a calibration of another model does: error ends the start; warn applies it, with the header "
+        "Effect of a calibration of another model. `error` ends the start, `warn` applies it, with the header "
         "x-mis-calibration: mismatch in replies.",
         group="Model",
         choices=CALIBRATION_MISMATCHES,
     )
     ignore_unknown_settings: bool = option(
         False,
-        "Serve a model whose config.json has settings that are not understood, as if they were not there; each is a "
-        "warning. Its scores may differ from those of transformers.",
+        "Serve a model whose config.json has unknown settings, and ignore these. The log warns of each. Its scores may "
+        "differ from those of transformers.",
         group="Model",
     )
     max_checkpoint_file_bytes: int | None = option(
         None,
-        "Largest JSON, tokenizer or template file of a checkpoint that is read; default: 16 to 256 MiB by its kind.",
+        "Largest JSON, tokenizer or template file that is read from a checkpoint. Default: 16 to 256 MiB by its kind.",
         group="Model",
     )
     tp_size: int = option(
@@ -174,14 +174,14 @@ class EngineConfig:
     )
     dp_size: int = option(
         1,
-        "Data parallelism: devices that each have all weights, and a KV cache and requests of their own; a large "
-        "request that is alone is divided among them.",
+        "Data parallelism: devices that each have all weights, and a KV cache and requests of their own. A large "
+        "request that is alone is spread over all of them.",
         "--data-parallel-size",
         group="Devices and memory",
     )
     max_total_tokens: int | None = option(
         None,
-        "Capacity of the KV cache, in tokens, on each of dp_size devices; default: 32768 on CPUs, elsewhere what "
+        "Capacity of the KV cache, in tokens, on each of dp_size devices. Default: 32768 on CPUs, elsewhere as many as "
         "memory allows.",
         group="Devices and memory",
     )
@@ -193,7 +193,7 @@ class EngineConfig:
     )
     max_running_requests: int = option(
         256,
-        "Maximum requests that share steps; others wait.",
+        "Maximum requests that share steps. Further requests wait.",
         "--max-num-seqs",
         group="Scheduling and scoring",
     )
@@ -205,7 +205,7 @@ class EngineConfig:
     )
     scoring_algorithm: str = option(
         "auto",
-        "How requests are laid out in steps; auto picks the layout with the lowest estimated cost.",
+        "Layout of requests in steps. `auto` picks the layout with the lowest estimated cost.",
         "--multi-item-scoring-algorithm",
         "--multi-item-algorithm",
         choices=ALGORITHMS,
@@ -213,21 +213,21 @@ class EngineConfig:
     )
     mask_impl: str = option(
         "auto",
-        "How attention is masked: dense materialises masks, as a reference; auto is segment, which needs none.",
+        "Masks of attention. `dense` materialises masks, as a reference. `auto` is `segment`, which needs none.",
         "--multi-item-mask-impl",
         choices=MASKS,
         group="Scheduling and scoring",
     )
     multi_item_scoring_chunk_size: int = option(
-        0, "Maximum items of a request per step; 0: as many as fit.", group="Scheduling and scoring"
+        0, "Maximum items of a request per step. 0: as many as fit.", group="Scheduling and scoring"
     )
     multi_item_scoring_delimiter: int | None = option(
         None,
-        "Id of a token to put between query and item, as some older servers require; default: off.",
+        "Id of a token to put between query and item, as some older servers require. Default: off.",
         group="Scheduling and scoring",
     )
     enable_mis: bool = option(
-        True, "Accepted for compatibility; multi-item scoring is always on.", group="Scheduling and scoring"
+        True, "Accepted for compatibility. Multi-item scoring is always on.", group="Scheduling and scoring"
     )
     enable_request_layout: bool = option(
         False,
@@ -236,12 +236,12 @@ class EngineConfig:
     )
     compilation_cache_dir: str | None = option(
         None,
-        "Folder to keep compiled steps in between starts; default: ~/.cache/mis.",
+        "Folder that keeps compiled steps between starts. Default: ~/.cache/mis.",
         group="Start and supervision",
     )
     watchdog_timeout: float = option(
         300.0,
-        "Seconds without progress after which an engine process that has work exits and is restarted.",
+        "Seconds without progress after which an engine process with work exits and is restarted.",
         group="Start and supervision",
     )
     skip_warmup: bool = option(

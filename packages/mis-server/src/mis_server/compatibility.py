@@ -41,7 +41,7 @@ ACCEPTED = (
     Accepted(
         "device",
         click.Choice(["tpu", "gpu", "cuda", "cpu"]),
-        "The engine computes on what JAX finds, and the log says on what; JAX_PLATFORMS=cpu keeps it to the CPU.",
+        "The engine uses the devices that JAX finds, and the log names them; JAX_PLATFORMS=cpu keeps it to the CPU.",
     ),
     Accepted(
         "attention_backend",
@@ -50,14 +50,14 @@ ACCEPTED = (
     ),
     Accepted("page_size", _COUNT, "The backend decides how many tokens a page has."),
     Accepted(
-        "max_prefill_tokens", _COUNT, "--chunked-prefill-size is the limit of a step, whatever is computed in it."
+        "max_prefill_tokens", _COUNT, "A step has at most --chunked-prefill-size tokens, whatever is computed in it."
     ),
     Accepted("random_seed", click.INT, "Scores draw no random numbers; requests that draw tokens have their own seed."),
     Accepted("disable_overlap_schedule", click.BOOL, "Planning always overlaps the step before; scores are the same."),
     Accepted(
         "skip_server_warmup",
         click.BOOL,
-        "No request is sent at the start; --skip-warmup is what leaves out compiling.",
+        "No request is sent at the start; --skip-warmup leaves out compiling.",
     ),
     Accepted(
         "precompile_token_paddings",
@@ -90,7 +90,7 @@ ACCEPTED = (
     Accepted(
         "multi_item_enable_prefill_extend",
         click.BOOL,
-        "Taken as --scoring-algorithm prefill_extend; as there, a delimiter and a mask have no part in it.",
+        "The same as --scoring-algorithm prefill_extend; it ignores delimiters and masks.",
         sets={"scoring_algorithm": "prefill_extend", "mask_impl": "auto", "multi_item_scoring_delimiter": None},
         contradicts={"scoring_algorithm": ("serial", "packed")},
     ),

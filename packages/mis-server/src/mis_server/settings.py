@@ -36,47 +36,47 @@ class ServerConfig:
 
     engine: EngineConfig
     host: str = option("127.0.0.1", "Address to listen on.", group="Address")
-    port: int = option(30000, "Port to listen on; 0 picks a free one.", group="Address")
+    port: int = option(30000, "Port to listen on. 0 picks a free one.", group="Address")
     served_model_name: str | None = option(
         None,
-        "Model name in requests and replies; default: MODEL as given, or the name of a GGUF file without its suffix.",
+        "Model name in requests and replies. Default: MODEL as given, or the name of a GGUF file without its suffix.",
         group="Address",
     )
     model_alias: tuple[str, ...] = option(
-        (), "Another name that requests may call the model by; may be repeated; default: none.", group="Address"
+        (), "Another name of the model in requests. Repeatable. Default: none.", group="Address"
     )
     api_key: str | None = option(
         None,
-        "Bearer token required by every route except /health, /ready, /metrics and /playground; default: none.",
+        "Bearer token required by every route except /health, /ready, /metrics and /playground. Default: none.",
         group="Security",
     )
     admin_api_key: str | None = option(
         None,
-        "Bearer token required by /flush_cache, /start_profile and /stop_profile; default: the API key.",
+        "Bearer token required by /flush_cache, /start_profile and /stop_profile. Default: the API key.",
         group="Security",
     )
-    ssl_certfile: str | None = option(None, "TLS certificate file in PEM form; default: plain HTTP.", group="Security")
-    ssl_keyfile: str | None = option(None, "Private key file of the certificate; default: none.", group="Security")
-    ssl_keyfile_password: str | None = option(None, "Password of the key file; default: none.", group="Security")
+    ssl_certfile: str | None = option(None, "TLS certificate file in PEM form. Default: plain HTTP.", group="Security")
+    ssl_keyfile: str | None = option(None, "Private key file of the certificate. Default: none.", group="Security")
+    ssl_keyfile_password: str | None = option(None, "Password of the key file. Default: none.", group="Security")
     ssl_ca_certs: str | None = option(
         None,
-        "CA certificates that client certificates are verified against; default: clients need no certificate.",
+        "File of CA certificates that verify client certificates. Default: clients need no certificate.",
         group="Security",
     )
     allowed_hosts: str | None = option(
         None,
-        "Comma-separated host names, besides localhost, that requests may use if the server has no API key and listens "
-        "on a loopback address, for example behind a proxy; default: none.",
+        "Host names, besides localhost, that requests may use if the server has no API key and listens on a loopback "
+        "address, for example behind a proxy. Comma-separated. Default: none.",
         group="Security",
     )
     cors_allowed_origins: str | None = option(
         None,
-        "Comma-separated origins of web pages that may call this server; default: none.",
+        "Origins of web pages that may call this server. Comma-separated. Default: none.",
         group="Security",
     )
     playground: bool = option(
         False,
-        "Serve the page /playground on every address, not on loopback only; it needs no key, its requests do.",
+        "Serve the page /playground on every address, not only on loopback. The page needs no key; its requests do.",
         group="Security",
     )
     max_items_per_request: int = option(
@@ -90,40 +90,41 @@ class ServerConfig:
     )
     max_text_characters: int = option(
         _LIMITS.max_text_characters,
-        "Maximum characters tokenised per request. Part of the query counts once per item where query and items cannot "
+        "Maximum characters tokenised per request. Part of the query counts once per item if query and items cannot "
         "be tokenised separately.",
         group="Limits",
     )
     max_sequences_per_request: int = option(
         _LIMITS.max_sequences,
-        "Maximum answers per request that are written, or drawn several to a prompt: prompts times n or best_of.",
+        "Maximum generated answers per request: prompts times n or best_of.",
         group="Limits",
     )
     max_body_bytes: int = option(
-        64 * 1024 * 1024, "Maximum size of a request body, in bytes, expanded if it is compressed.", group="Limits"
+        64 * 1024 * 1024, "Maximum size of a request body, in bytes after decompression.", group="Limits"
     )
     max_body_bytes_under_way: int | None = option(
         None,
-        "Maximum size of all request bodies that are being received or worked on, in bytes, expanded; each may have at "
-        "most half of what the others leave, others get 429; default: a tenth of the memory that the control group "
-        "allows, at least twice --max-body-bytes.",
+        "Maximum size of all request bodies under way, in bytes after decompression. Each may have at most half of "
+        "what the others leave; larger ones get 429. Default: a tenth of the memory that the control group allows, at "
+        "least twice --max-body-bytes.",
         group="Limits",
     )
-    max_queued_requests: int = option(1024, "Maximum requests under way; further requests get 429.", group="Limits")
+    max_queued_requests: int = option(1024, "Maximum requests under way. Further requests get 429.", group="Limits")
     max_queued_tokens: int = option(
         8_000_000,
-        "Maximum tokens of all requests under way, those to be generated included. Each may have half of what the "
-        "others leave; larger requests get 429.",
+        "Maximum tokens of all requests under way, including tokens to generate. Each request may have half of what "
+        "the others leave; larger ones get 429.",
         group="Limits",
     )
     max_queued_sequences: int = option(
         16_384,
-        "Maximum answers of all requests under way. Each may have half of what the others leave; larger ones get 429.",
+        "Maximum answers of all requests under way. Each request may have half of what the others leave; larger ones "
+        "get 429.",
         group="Limits",
     )
     request_timeout: int = option(
         600,
-        "Deadline of a request, in seconds; then it gets 504. Clients may set an earlier one with x-request-timeout.",
+        "Deadline of a request, in seconds. Then it gets 504. Clients may set an earlier one with x-request-timeout.",
         group="Limits",
     )
     body_timeout: int = option(60, "Seconds within which a request's body must arrive.", group="Limits")

@@ -15,16 +15,16 @@ from mis_bench.options import ABOVE_0, options_of
     "--estimate",
     "estimate_path",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="File with what `mis-bench estimate --json` printed; default: estimate now, a minute or two.",
+    help="File with the output of `mis-bench estimate --json`. Default: estimate now, in a minute or two.",
 )
 @click.option(
-    "--items-per-second", type=ABOVE_0, show_default="estimated", help="Measured on one replica, with new queries."
+    "--items-per-second", type=ABOVE_0, show_default="estimated", help="Measured rate of one replica, with new queries."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(as_json: bool, estimate_path: Path | None, items_per_second: float | None, **asked: Any) -> None:
     """Plan capacity on paper: chips, hosts, cost, and the bottleneck of a load.
 
-    With --distinct-queries replicas behind HAProxy are simulated: hit rate, latency, and what a lost replica does.
+    With --distinct-queries it simulates replicas behind HAProxy: hit rate, latency, and the effect of a lost replica.
     An estimate needs `pip install libtpu`, the TPU's compiler.
     """
     if 0 < asked["balance_factor"] <= 100:

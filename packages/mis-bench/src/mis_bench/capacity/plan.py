@@ -12,35 +12,39 @@ class PlanError(RuntimeError):
 class PlanRequest(BaseModel):
     """What to plan for; every field is an option of `mis-bench plan`."""
 
-    items_per_day: float = Field(gt=0, description="Items to score, 1e9 for instance.")
-    hours: float = Field(default=24, gt=0, le=24, description="Hours of a day to do it in.")
+    items_per_day: float = Field(gt=0, description="Items to score a day, 1e9 for instance.")
+    hours: float = Field(default=24, gt=0, le=24, description="Hours of a day in which they are scored.")
     query: int = Field(default=2000, ge=1, description="Tokens of a query.")
     items: int = Field(default=500, ge=1, description="Items of a request.")
     item_tokens: int = Field(default=20, ge=1, description="Tokens of an item.")
     topology: str = Field(
         default="v6e:1x1", description="Chips of a replica: v5e:1x1, v6e:1x1, v6e:2x2, v6e:2x4 or v7x:1x1x1."
     )
-    model: str = Field(default="qwen3-0.6b", description="A published model's name, such as qwen3-8b.")
-    dp: int = Field(default=1, ge=1, description="Devices of a replica that tokens are cut over.")
-    tp: int = Field(default=1, ge=1, description="Devices of a replica that weights are cut over.")
-    quantization: Literal["none", "int8"] = Field(default="none", description="How the layers' products are quantised.")
+    model: str = Field(default="qwen3-0.6b", description="Name of a published model, such as qwen3-8b.")
+    dp: int = Field(default=1, ge=1, description="Data parallelism: devices of a replica that split tokens.")
+    tp: int = Field(
+        default=1, ge=1, description="Tensor parallelism: devices of a replica that weights are sharded over."
+    )
+    quantization: Literal["none", "int8"] = Field(default="none", description="Quantisation of the layers' products.")
     utilization: float = Field(default=0.7, gt=0, le=1, description="Share of the bottleneck that the load may take.")
     price: float | None = Field(
-        default=None, ge=0, description="Price of a chip and hour, in any currency; default: no cost."
+        default=None, ge=0, description="Hourly price of a chip, in any currency. Default: no cost."
     )
-    network_gbps: float = Field(default=10, gt=0, description="Network of a host, in 10^9 bits a second.")
-    storage_mbps: float = Field(default=200, gt=0, description="Storage of a host, in 10^6 bytes a second.")
-    distinct_queries: int = Field(default=0, ge=0, le=10**7, description="Queries; 0: all requests' differ.")
+    network_gbps: float = Field(default=10, gt=0, description="Network bandwidth of a host, in 10^9 bits a second.")
+    storage_mbps: float = Field(default=200, gt=0, description="Storage bandwidth of a host, in 10^6 bytes a second.")
+    distinct_queries: int = Field(
+        default=0, ge=0, le=10**7, description="Number of distinct queries. 0: all requests have different ones."
+    )
     zipf: float = Field(default=1.0, ge=0, le=5, description="Exponent of the queries' popularity.")
     cache_tokens: int | None = Field(
-        default=None, ge=64, description="Tokens of a replica's KV cache; default: what memory allows."
+        default=None, ge=64, description="Tokens of a replica's KV cache. Default: as many as memory allows."
     )
     balance_factor: int = Field(
-        default=200, ge=0, le=10_000, description="Balance factor of HAProxy, in percent; 0: none."
+        default=200, ge=0, le=10_000, description="Balance factor of HAProxy, in percent. 0: none."
     )
     weight: int = Field(default=64, ge=1, le=256, description="Weight of a replica in HAProxy.")
     simulated_requests: int = Field(
-        default=50_000, ge=100, le=10**6, description="Requests to simulate, where queries are distinct."
+        default=50_000, ge=100, le=10**6, description="Number of requests to simulate, with --distinct-queries."
     )
 
 

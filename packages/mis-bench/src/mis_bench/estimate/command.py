@@ -14,7 +14,7 @@ from mis_bench.options import options_of
 def estimate(as_json: bool, **asked: Any) -> None:
     """Estimate the speed of a workload on a TPU, without one: compile the real steps and price them.
 
-    Needs `pip install libtpu`, the TPU's compiler. Takes a minute or two.
+    It needs `pip install libtpu`, the TPU's compiler, and takes a minute or two.
     """
     # Imported late: the rest of the command line must not wait for JAX.
     from mis_bench.estimate.pricing import EstimateError

@@ -39,12 +39,18 @@ class _Command(click.Command):
 
 @click.command(cls=_Command)
 @click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
-@click.option("--data", required=True, type=_FILE, help="Labelled rows: JSONL, or Parquet.")
+@click.option("--data", required=True, type=_FILE, help="File of labelled rows: JSONL or Parquet.")
 @click.option(
-    "--labels", multiple=True, metavar="TEXT...", show_default="those of each row", help="Labels of rows of scores."
+    "--labels",
+    multiple=True,
+    metavar="TEXT...",
+    show_default="those of each row",
+    help="Label texts for rows of scores without their own.",
 )
 @click.option(
-    "--model", show_default="none", help="Checkpoint that engine loads: a directory, a name, or random:SHAPE/DIVISOR."
+    "--model",
+    show_default="none",
+    help="Checkpoint for the target engine: a directory, a name, or random:SHAPE/DIVISOR.",
 )
 @click.option(
     "--gate",
@@ -52,13 +58,13 @@ class _Command(click.Command):
     multiple=True,
     metavar="EXPR",
     show_default="none",
-    help="Fail unless a figure of every target is so: accuracy>=0.9, ece@SLICE<=0.05; repeatable.",
+    help="Condition on a figure of every target, such as accuracy>=0.9 or ece@SLICE<=0.05. Repeatable.",
 )
 @click.option(
     "--wordings",
     type=_FILE,
     show_default="as the data asks",
-    help="Ways to ask every row, which are compared: a JSON file.",
+    help="JSON file of wordings to compare, in which every row is asked.",
 )
 @click.option(
     "--correction",
@@ -66,12 +72,12 @@ class _Command(click.Command):
     multiple=True,
     type=click.Choice(["content-free", "permutation"]),
     show_default="none",
-    help="Show also what answers are without the bias of an empty state, or of places of options; repeatable.",
+    help="Also show answers without the bias of an empty state, or of the options' positions. Repeatable.",
 )
 @click.option("--json", "json_file", type=_FILE, show_default="none", help="File for all figures.")
-@click.option("--report", "report_file", type=_FILE, show_default="none", help="File for a page of HTML.")
-@click.option("--callers", type=click.IntRange(1), default=8, help="Requests under way at once.")
-@click.option("--timeout", type=ABOVE_0, default=180.0, help="Seconds a request may take.")
+@click.option("--report", "report_file", type=_FILE, show_default="none", help="File for an HTML page.")
+@click.option("--callers", type=click.IntRange(1), default=8, help="Number of concurrent requests.")
+@click.option("--timeout", type=ABOVE_0, default=180.0, help="Seconds that a request may take.")
 def evaluate(
     targets: tuple[str, ...],
     data: Path,
@@ -85,13 +91,13 @@ def evaluate(
     callers: int,
     timeout: float,
 ) -> None:
-    """Evaluate targets on labelled data: accuracy, calibration and ranking, with intervals of 95 %.
+    """Evaluate targets on labelled data: accuracy, calibration and ranking, with 95 % intervals.
 
-    TARGET is [ALIAS=]engine, mis=URL, vllm=URL, openai=URL, systemone=URL or cohere=URL, with ,OPTION=VALUE behind it.
-    Keys of servers are read from MIS_API_KEY, VLLM_API_KEY, OPENAI_API_KEY, TYPESAFE_API_KEY and CO_API_KEY. Of several
-    targets, all are held against the first.
+    TARGET is [ALIAS=]engine, mis=URL, vllm=URL, openai=URL, systemone=URL or cohere=URL, followed by ,OPTION=VALUE.
+    Keys of servers are read from MIS_API_KEY, VLLM_API_KEY, OPENAI_API_KEY, TYPESAFE_API_KEY and CO_API_KEY. Several
+    targets are compared with the first.
 
-    Exit status 1 if a gate or a row failed, 2 for an error.
+    The exit status is 1 if a gate or a row failed, and 2 for an error.
     """
     with _one_line_errors():
         from mis_bench.evaluate.run import EvaluationPlan, run

@@ -18,12 +18,12 @@ _MOST_BYTES = 256 * 1024 * 1024  # of a document that stands alone
 
 @click.command("validate-artifacts")
 @click.argument("path", type=click.Path(exists=True, path_type=Path))
-@click.option("--all", "below", is_flag=True, help="Look into the folders below PATH as well.")
+@click.option("--all", "below", is_flag=True, help="Check the folders below PATH as well.")
 def validate_artifacts(path: Path, below: bool) -> None:
-    """Check that evidence is whole, as it was written, and what its plan and its raw data make it.
+    """Check that evidence is complete, unchanged, and consistent with its plan and its raw data.
 
-    PATH is a folder of results, of a validation or a profile, or a document of mis-bench. All faults are listed. Exit
-    status 1 if there is one, 2 if PATH holds nothing to check.
+    PATH is a folder of results, of a validation or a profile, or a document of mis-bench. All faults are listed.
+    The exit status is 1 if there is one, and 2 if PATH holds nothing to check.
     """
     found = check_path(path, below=below)
     if not found:

@@ -16,15 +16,19 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.command()
 @click.option("--base", show_default="where the branch left main", help="Commit to compare with.")
 @click.option(
-    "--repository", type=FOLDER, default=Path(), help="Checkout of this project; its working tree is what is measured."
+    "--repository", type=FOLDER, default=Path(), help="Checkout of this project, whose working tree is measured."
 )
-@click.option("--model", default="random:qwen3-0.6b/2", help="A directory, a name, or random:SHAPE/DIVISOR.")
-@click.option("--sessions", type=click.IntRange(1), default=3, help="Pairs of processes; more are surer.")
+@click.option(
+    "--model", default="random:qwen3-0.6b/2", help="Checkpoint: a directory, a name, or random:SHAPE/DIVISOR."
+)
+@click.option(
+    "--sessions", type=click.IntRange(1), default=3, help="Number of pairs of processes. More give narrower intervals."
+)
 @click.option("--output", type=FOLDER, show_default="none is kept", help="Folder for plan and records.")
 def perf(base: str | None, repository: Path, model: str, sessions: int, output: Path | None) -> None:
     """Compare the engine's speed with that of another commit, turn by turn on this machine.
 
-    Exit status 1 if the working tree is slower than the limits allow.
+    The exit status is 1 if the working tree is slower than the limits allow.
     """
     from mis_bench.measuring.execution import execute
     from mis_bench.perf.judge import judge, sentences, table_of, worst

@@ -59,28 +59,28 @@ def by_target(kind: click.ParamType) -> Callable[..., dict[str, Any]]:
 
 
 workload_option = click.option(
-    "--workload", "workload_name", default=CANONICAL, help="KIND-Q-N-L, or another name of a workload."
+    "--workload", "workload_name", default=CANONICAL, help="Workload: KIND-Q-N-L, or another name."
 )
 
 measuring_options = adding(
     click.option(
         "--target", "targets", multiple=True, default=["engine"],
-        help="[ALIAS=]TARGET[,OPTION=VALUE]...: engine, a server such as mis=http://HOST:PORT, and so on; repeatable. "
-        "Targets take turns.",
+        help="Target, as [ALIAS=]TARGET[,OPTION=VALUE]...: engine, a server such as mis=http://HOST:PORT, and so on. "
+        "Repeatable; targets take turns.",
     ),
     click.option(
         "--model", "models", multiple=True, show_default="none",
-        help="Checkpoint of the targets: a directory, a name, or random:SHAPE/DIVISOR; repeatable.",
+        help="Checkpoint of the targets: a directory, a name, or random:SHAPE/DIVISOR. Repeatable.",
     ),
     click.option(
         "--hardware", multiple=True, callback=by_target(click.STRING), metavar="[TARGET=]TEXT",
-        show_default="this machine's", help="What a server elsewhere computes on; repeatable.",
+        show_default="this machine's", help="Hardware of a server on another machine. Repeatable.",
     ),
     click.option(
         "--hourly-cost", multiple=True, callback=by_target(ABOVE_0), metavar="[TARGET=]USD",
-        show_default="none", help="Price of an hour of one target's machine (TARGET=USD) or of all; repeatable.",
+        show_default="none", help="Hourly price in USD, for one target (TARGET=USD) or all. Repeatable.",
     ),
-    click.option("--repeat", type=POSITIVE, default=1, help="Number of repetitions; targets are opened anew for each."),
+    click.option("--repeat", type=POSITIVE, default=1, help="Number of repetitions. Targets are opened anew for each."),
     click.option("--allow-missing", is_flag=True, help="Go on without targets that cannot run."),
     *SHARED,
 )  # fmt: skip

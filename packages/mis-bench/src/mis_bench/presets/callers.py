@@ -46,17 +46,17 @@ def _shares(context: click.Context, parameter: click.Parameter, text: str | None
 callers_options = adding(
     click.option(
         "--callers", callback=numbers(POSITIVE), show_default="1,8,32", metavar="N,...",
-        help="Of the profile callers: closed loads of so many callers, comma-separated.",
+        help="Closed loads of the profile callers, in numbers of callers. Comma-separated.",
     ),
     click.option(
         "--load", "load_names", type=click.Choice(list(LOADS)), multiple=True, show_default="all",
-        help="Of the profile callers: ITEMSxTOKENS/QUERY; repeatable.",
+        help="Load of the profile callers, as ITEMSxTOKENS/QUERY. Repeatable.",
     ),
     click.option(
         "--shares", callback=_shares, show_default="0.5,0.8", metavar="X,...",
-        help="Of the profile callers: open loads at these shares of the rate of the most callers; '' for none.",
+        help="Open loads of the profile callers: shares of the most callers' rate. Comma-separated; '' for none.",
     ),
-    click.option("--seconds", type=ABOVE_0, show_default="12", help="Of the profile callers: length of a load."),
+    click.option("--seconds", type=ABOVE_0, show_default="12", help="Seconds of a load of the profile callers."),
 )  # fmt: skip
 """Adds the options of the profile; their names are the fields of `CallersOptions`."""
 

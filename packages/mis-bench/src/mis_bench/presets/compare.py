@@ -31,7 +31,7 @@ def chunk_sizes_option(default: str) -> Decorator:
         callback=numbers(POSITIVE),
         metavar="N,...",
         show_default=default,
-        help="Items of a call; the client cuts the request.",
+        help="Items of a call, into which the client splits a request. Comma-separated.",
     )
 
 
@@ -40,20 +40,20 @@ max_abs_option = click.option(
     "max_abs",
     type=ABOVE_0,
     default=0.02,
-    help="Largest difference of label softmaxes that is correct.",
+    help="Largest difference of label softmaxes that counts as correct.",
 )
 mean_abs_option = click.option(
     "--correctness-threshold-mean-abs",
     "mean_abs",
     type=ABOVE_0,
     default=0.01,
-    help="Largest mean difference of label softmaxes that is correct.",
+    help="Largest mean difference of label softmaxes that counts as correct.",
 )
 
 
 @click.command()
 @workload_option
-@click.option("--rounds", type=POSITIVE, default=6, help="Timed rounds; six or more give an interval.")
+@click.option("--rounds", type=POSITIVE, default=6, help="Number of timed rounds. Six or more give an interval.")
 @chunk_sizes_option("whole requests")
 @click.option(
     "--slow-items",
@@ -62,11 +62,14 @@ mean_abs_option = click.option(
     callback=by_target(POSITIVE),
     metavar="TARGET=N",
     show_default="none",
-    help="Ask a slow target for its first N items only; repeatable.",
+    help="Ask a slow target for its first N items only. Repeatable.",
 )
 @click.option("--reference", show_default="the first", help="Reference target for correctness and speed.")
 @click.option(
-    "--guardrail-ratio", type=click.FloatRange(1), default=1.25, help="Highest p95 of a winner, over the lowest p95."
+    "--guardrail-ratio",
+    type=click.FloatRange(1),
+    default=1.25,
+    help="Highest p95 of a winner, relative to the lowest p95.",
 )
 @max_abs_option
 @mean_abs_option
@@ -82,9 +85,9 @@ def compare(
     mean_abs: float,
     **given: Any,
 ) -> None:
-    """Compare backends, measured in alternating rounds: which are correct, and which of those is fastest?
+    """Compare backends in alternating rounds: which are correct, and which of those is the fastest.
 
-    Exit status 1: scores differ too much, a target could not run, or no target may win.
+    The exit status is 1 if scores differ too much, a target could not run, or no target is eligible.
     """
     options = BenchOptions(**given)
     if len(options.targets) < 2 or len(options.models) > 1:
@@ -110,12 +113,19 @@ def compare(
     "--view",
     type=click.Choice(["portable", "best-native"]),
     default="portable",
-    help="Who cuts the request: the client, or nobody.",
+    help="Whether the client splits the request (portable) or sends it whole (best-native).",
 )
 @chunk_sizes_option(f"{','.join(map(str, CHUNK_SIZES))}; whole in best-native")
-@click.option("--cache", type=click.Choice(["cold", "warm"]), default="cold", help="warm: calls share their query.")
-@click.option("--sweep-runs", type=POSITIVE, default=5, help="Rounds of every size.")
-@click.option("--confirm-runs", type=click.IntRange(0), default=7, help="Rounds of the best, once more.")
+@click.option(
+    "--cache",
+    type=click.Choice(["cold", "warm"]),
+    default="cold",
+    help="State of the prefix cache. `warm`: calls share their query.",
+)
+@click.option("--sweep-runs", type=POSITIVE, default=5, help="Number of rounds of every size.")
+@click.option(
+    "--confirm-runs", type=click.IntRange(0), default=7, help="Number of rounds in which the best sizes run again."
+)
 @max_abs_option
 @mean_abs_option
 @measuring_options
@@ -130,11 +140,11 @@ def matrix(
     mean_abs: float,
     **given: Any,
 ) -> None:
-    """Find the target and the number of items in a call with most items a second, and confirm it.
+    """Find the target and the number of items in a call with the most items a second, and confirm them.
 
-    In the view portable the client cuts the request into calls of every size; in best-native it is sent whole.
+    In the view portable the client splits the request into calls of every size. In best-native it sends it whole.
 
-    Exit status 1 if none may win.
+    The exit status is 1 if no row is eligible.
     """
     options = BenchOptions(**given)
     if len(options.models) > 1:

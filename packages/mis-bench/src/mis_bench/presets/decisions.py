@@ -58,24 +58,26 @@ def decisions() -> None:
     type=click.Choice(list(LOADS)),
     multiple=True,
     default=DEFAULT_LOADS,
-    help="States and questions; repeatable.",
+    help="Kind of states and questions. Repeatable.",
 )
 @click.option(
     "--requests",
     "file",
     type=click.Path(exists=True, dir_okay=False),
     show_default="none",
-    help="Also send recorded requests: a file with a line of JSON for each, `state` and `questions`.",
+    help="File of recorded requests to send as well: a line of JSON with `state` and `questions` for each.",
 )
-@click.option("--rounds", type=POSITIVE, default=ROUNDS, help="Timed rounds of every case; targets take turns.")
+@click.option(
+    "--rounds", type=POSITIVE, default=ROUNDS, help="Number of timed rounds of every case. Targets take turns."
+)
 @click.option(
     "--callers",
     callback=numbers(POSITIVE),
     default=CALLERS,
     metavar="N,...",
-    help="Requests about tickets under way at once; '' for none.",
+    help="Numbers of concurrent requests about tickets. Comma-separated; '' for none.",
 )
-@click.option("--seconds", type=ABOVE_0, default=SECONDS, help="Length of a load of many callers in a round.")
+@click.option("--seconds", type=ABOVE_0, default=SECONDS, help="Seconds of a load of many callers in a round.")
 @click.option(
     "--slow-questions",
     "slow",
@@ -83,7 +85,7 @@ def decisions() -> None:
     callback=by_target(POSITIVE),
     metavar="TARGET=N",
     show_default="none",
-    help="Ask a slow target for N questions of a state at most; repeatable.",
+    help="Ask a slow target at most N questions about a state. Repeatable.",
 )
 @max_abs_option
 @mean_abs_option
@@ -103,9 +105,9 @@ def speed(
 
     Each state is new to the target, or known: an earlier question was about it. Questions about a known state are
     asked in one request, one by one, and the next question alone. Items of a row are questions. Answers and speeds are
-    held against those of the first target that is asked all of them.
+    compared with those of the first target that is asked all questions.
 
-    Exit status 1 if a request failed or answers differ too much. What a target refuses is skipped.
+    The exit status is 1 if a request failed or answers differ too much. Rows that a target refuses are skipped.
     """
     options = BenchOptions(**given)
     if len(options.models) > 1:

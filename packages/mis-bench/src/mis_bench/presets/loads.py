@@ -31,17 +31,18 @@ SUSTAINED_RATE = 10.0
     type=click.Choice(SCENARIOS),
     multiple=True,
     show_default="all",
-    help="What to load them with; repeatable.",
+    help="Kind of load. Repeatable.",
 )
-@click.option("--seconds", type=ABOVE_0, show_default="30, sustained 300", help="How long a load lasts.")
+@click.option("--seconds", type=ABOVE_0, show_default="30, sustained 300", help="Seconds of each load.")
 @measuring_options
 def stress(scenarios: tuple[str, ...], seconds: float | None, **given: Any) -> None:
     """Put a target under loads that it must survive: sequences of at most 128 tokens, and 4 labels.
 
-    large-batch: 50, 100 and 200 items. concurrent: 4, 8 and 16 callers. sustained: 10 requests of 16 items a second.
+    The scenario large-batch has requests of 50, 100 and 200 items, concurrent has 4, 8 and 16 callers, and sustained
+    has 10 requests of 16 items a second.
 
-    Exit status 1 if a request failed, but for running out of memory with 200 items, or if the target answers no more
-    afterwards.
+    The exit status is 1 if a request failed, except for running out of memory with 200 items, or if the target does not
+    answer afterwards.
     """
     bench = BenchOptions(**given).find()
     short = LoadLevel(requests=None, seconds=seconds or 30.0)
@@ -78,20 +79,29 @@ def stress(scenarios: tuple[str, ...], seconds: float | None, **given: Any) -> N
     callback=numbers(ABOVE_0),
     metavar="X,...",
     show_default="none",
-    help="Open loads: requests a second, at random times.",
+    help="Open loads, in requests a second at random times. Comma-separated.",
 )
 @click.option(
     "--concurrencies",
     callback=numbers(POSITIVE),
     metavar="N,...",
     show_default="1,2,4,8, or none with --rates",
-    help="Closed loads: callers, each of which waits for its answer.",
+    help="Closed loads, in callers that wait for their answers. Comma-separated.",
 )
-@click.option("--max-concurrency", type=POSITIVE, show_default="no limit", help="Most under way in an open load.")
-@click.option("--requests", type=POSITIVE, default=20, help="Requests of a load in a round.")
-@click.option("--rounds", type=POSITIVE, default=3, help="Timed rounds; six or more give an interval.")
-@click.option("--cache", type=click.Choice(["cold", "warm"]), default="cold", help="warm: requests share their query.")
-@click.option("--slo-p99-ms", type=ABOVE_0, show_default="none", help="Objective: goodput is what keeps to it.")
+@click.option(
+    "--max-concurrency", type=POSITIVE, show_default="no limit", help="Maximum requests under way in an open load."
+)
+@click.option("--requests", type=POSITIVE, default=20, help="Number of requests of a load in a round.")
+@click.option("--rounds", type=POSITIVE, default=3, help="Number of timed rounds. Six or more give an interval.")
+@click.option(
+    "--cache",
+    type=click.Choice(["cold", "warm"]),
+    default="cold",
+    help="State of the prefix cache. `warm`: requests share their query.",
+)
+@click.option(
+    "--slo-p99-ms", type=ABOVE_0, show_default="none", help="Objective in ms. Goodput counts the requests within it."
+)
 @measuring_options
 def sweep(
     workload_name: str,
@@ -106,7 +116,7 @@ def sweep(
 ) -> None:
     """Sweep rates and concurrencies: one throughput-latency plot, and goodput under an objective.
 
-    Latency counts from when a request was due. Writes report.html beside the results.
+    Latency counts from when a request was due. The command writes report.html next to the results.
     """
     from mis_bench.report.writing import write_report
 

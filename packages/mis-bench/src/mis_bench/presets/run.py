@@ -42,9 +42,18 @@ PROFILES = {
 }  # fmt: skip
 
 gate_options = adding(
-    click.option("--max-p99-ms", type=ABOVE_0, show_default="off", help="Fail a row with a higher 99th percentile."),
-    click.option("--max-p99-over-p50", type=click.FloatRange(1), show_default="off", help="The same, over its median."),
-    click.option("--min-items-per-second", type=ABOVE_0, show_default="off", help="Fail a row that is slower."),
+    click.option(
+        "--max-p99-ms", type=ABOVE_0, show_default="off",
+        help="Highest 99th percentile of a row, in ms. A row above it fails.",
+    ),
+    click.option(
+        "--max-p99-over-p50", type=click.FloatRange(1), show_default="off",
+        help="Highest ratio of a row's 99th percentile to its median. A row above it fails.",
+    ),
+    click.option(
+        "--min-items-per-second", type=ABOVE_0, show_default="off",
+        help="Lowest items a second of a row. A slower row fails.",
+    ),
 )  # fmt: skip
 """Adds the options that set limits; their names are the fields of `records.Gates`."""
 
@@ -58,26 +67,39 @@ gate_options = adding(
     help="Sizes of requests, and how often each is sent.",
 )
 @click.option(
-    "--workload", "workloads", multiple=True, show_default="none", help="Add a workload, cold and warm; repeatable."
+    "--workload", "workloads", multiple=True, show_default="none", help="Add a workload, cold and warm. Repeatable."
 )
 @click.option(
     "--trace", "trace_name", metavar="LOAD:RATE:COUNT[:SEED]", show_default="none",
-    help="Measure COUNT requests that arrive RATE a second instead: of LOAD mixed (3, 30 and 500 items) or a workload.",
+    help="Measure a trace instead: COUNT requests, RATE a second. LOAD is mixed (3, 30 and 500 items) or a workload.",
 )  # fmt: skip
-@click.option("--runs", type=POSITIVE, show_default="the profile's", help="Timed requests of a row.")
+@click.option("--runs", type=POSITIVE, show_default="the profile's", help="Number of timed requests of a row.")
 @click.option(
-    "--warmup-runs", type=POSITIVE, show_default="the profile's", help="Requests before the timed ones, at least."
+    "--warmup-runs",
+    type=POSITIVE,
+    show_default="the profile's",
+    help="Minimum number of requests before the timed ones.",
 )
-@click.option("--rounds", type=POSITIVE, show_default="10 at most", help="Windows of the runs; six give an interval.")
+@click.option(
+    "--rounds",
+    type=POSITIVE,
+    show_default="10 at most",
+    help="Number of windows of the runs. Six or more give an interval.",
+)
 @click.option(
     "--concurrency",
     "--max-concurrency",
     "concurrency",
     type=POSITIVE,
     show_default="1, or any with --rate",
-    help="Most requests under way.",
+    help="Maximum requests under way.",
 )
-@click.option("--rate", type=ABOVE_0, show_default="off", help="Requests a second, at random times, as they are due.")
+@click.option(
+    "--rate",
+    type=ABOVE_0,
+    show_default="off",
+    help="Requests a second, sent at random times, whether or not earlier ones were answered.",
+)
 @callers_options
 @gate_options
 @click.option(
@@ -86,7 +108,7 @@ gate_options = adding(
     show_default="none",
     help="Earlier results to compare with.",
 )
-@click.option("--regression-threshold", type=ABOVE_0, default=10.0, help="Percent of items/s whose loss fails.")
+@click.option("--regression-threshold", type=ABOVE_0, default=10.0, help="Drop of items/s, in percent, that fails.")
 @measuring_options
 def run(
     profile_name: str | None,
@@ -103,11 +125,11 @@ def run(
 ) -> None:
     """Measure throughput and latency for the sizes of a profile, for named workloads, or for a trace.
 
-    The profile callers has loads of many callers instead: closed ones, each caller waiting for its answer, and open
-    ones at shares of the rate that the most callers reached.
+    The profile callers has loads of many callers instead. In closed loads each caller waits for its answer. Open loads
+    arrive at shares of the rate that the most callers reached.
 
-    Exit status 1 if a request failed, if a row missed a limit, or for a regression against --baseline; 2 if nothing in
-    that compares.
+    The exit status is 1 if a request failed, if a row missed a limit, or for a regression against --baseline. It is 2
+    if no row is comparable with the baseline.
     """
     gates = Gates.model_validate({name: given.pop(name) for name in Gates.model_fields})
     of_callers = CallersOptions(*(given.pop(name) for name in CallersOptions._fields))

@@ -34,25 +34,27 @@ MODEL_MATRIX = tuple(
     "models",
     multiple=True,
     show_default="none",
-    help="Checkpoint: a directory, a name, or random:SHAPE/DIVISOR; repeatable, one after the other.",
+    help="Checkpoint: a directory, a name, or random:SHAPE/DIVISOR. Repeatable; models follow one after the other.",
 )
-@click.option("--model-matrix", is_flag=True, help="Random weights in eleven published shapes, sizes divided by 8.")
+@click.option(
+    "--model-matrix", is_flag=True, help="Validate random weights in eleven published shapes, with sizes divided by 8."
+)
 @target_options
 @click.option(
     "--dtype",
     type=click.Choice(["bfloat16", "float32"]),
     show_default="a server's own, else bfloat16",
-    help="Type to compute in; it decides the thresholds. A server that says its own must say the same.",
+    help="Type of the computation, which decides the thresholds. It must equal the type that a server reports.",
 )
 @click.option(
     "--speedup-items", "more", type=click.IntRange(1), multiple=True, show_default="none",
-    help="A number of items to time, beside 1, 8 and 32; repeatable. The gate is for 32 and more.",
+    help="Number of items to time, besides 1, 8 and 32. The gate is for 32 and more. Repeatable.",
 )  # fmt: skip
 @click.option(
     "--without-pytorch",
     metavar="REASON",
     show_default="none",
-    help="Waive the gates against PyTorch; the artifact keeps the reason.",
+    help="Waive the gates against PyTorch, for this reason. The artifact records it.",
 )
 def validate(
     models: tuple[str, ...],
@@ -69,7 +71,7 @@ def validate(
 ) -> None:
     """Check that scores can be trusted: isolation, equality with serial scoring and with PyTorch, and speed.
 
-    Exit status 1: a gate of a model failed, or could not be run.
+    The exit status is 1 if a gate of a model failed, or could not be run.
     """
     from mis_bench.environment import environment
     from mis_bench.report.sources import ReportSources

@@ -20,16 +20,25 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--scenario", type=click.Choice(get_args(Scenario)), required=True, help="What to look at.")
+@click.option(
+    "--scenario", type=click.Choice(get_args(Scenario)), required=True, help="Part of the computation to profile."
+)
 @click.option("--model", show_default="none", help="Checkpoint: a directory, a name, or random:SHAPE/DIVISOR.")
 @target_options
-@click.option("--workload", "name", show_default="the scenario's", help="KIND-Q-N-L; batch-scaling shrinks it as well.")
-@click.option("--requests", type=click.IntRange(0), show_default="the scenario's", help="Timed requests of each size.")
+@click.option(
+    "--workload",
+    "name",
+    show_default="the scenario's",
+    help="Workload: KIND-Q-N-L. The scenario batch-scaling also shrinks it.",
+)
+@click.option(
+    "--requests", type=click.IntRange(0), show_default="the scenario's", help="Number of timed requests of each size."
+)
 @click.option(
     "--profile-dir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     show_default="none",
-    help="A server's own --profile-dir, from where its trace is copied.",
+    help="Folder of a server's own --profile-dir, from which its trace is copied.",
 )
 def profile(
     scenario: Scenario,
@@ -44,7 +53,7 @@ def profile(
     requests: int | None,
     profile_dir: Path | None,
 ) -> None:
-    r"""Profile a scenario: a trace for XProf and Perfetto, and where time or memory went.
+    """Profile a scenario: a trace for XProf and Perfetto, and where time or memory went.
 
     \b
     end-to-end     whole requests, with every Python call in the trace
@@ -52,7 +61,7 @@ def profile(
     batch-scaling  throughput by number of items
     memory         what lies on the devices; no latencies
     kernels        hot spots among the operations
-    """
+    """  # noqa: D301 - click reads this character
     from mis_bench.profile.tables import tables
 
     kind, _, url = spec.partition("=")
@@ -100,10 +109,10 @@ def profile(
 @click.argument("after", type=click.Path(exists=True, path_type=Path))
 @click.option("--points", type=ABOVE_0, default=5.0, help="Percentage points by which a share may move.")
 def compare_profiles(before: Path, after: Path, points: float) -> None:
-    """Compare which share of the time each stage takes in two profiles of the same requests.
+    """Compare each stage's share of the time in two profiles of the same requests.
 
-    BEFORE and AFTER are folders of profiles, or their profile.json. Exit status 1 if a share moved by more than
-    --points, 2 if the profiles cannot be compared.
+    BEFORE and AFTER are folders of profiles, or their profile.json. The exit status is 1 if a share moved by
+    more than --points, and 2 if the profiles cannot be compared.
     """
     from mis_bench.profile.comparison import changes, made, table, unlike
 

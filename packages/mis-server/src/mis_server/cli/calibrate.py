@@ -27,11 +27,11 @@ class CalibrateOptions:
 
     output: str = declared("mis-calibration.json", "File of the calibration.", metavar="FILE")
     labels: tuple[str, ...] = declared(
-        (), "Label texts of rows without their own, such as ' yes' ' no'; default: none."
+        (), "Label texts for rows without their own, such as ' yes' ' no'. Default: none."
     )
     item_first: bool = declared(False, "Put each item before the query.", show_default=False)
     instruction: str | None = declared(
-        None, "How documents are judged; default: as the model's recipe of rerank says.", metavar="TEXT"
+        None, "Instruction for judging documents. Default: that of the model's recipe of rerank.", metavar="TEXT"
     )
     relevant_from: float = declared(1.0, "Least relevance of a document that counts as relevant.")
     act: float = declared(0.95, "Share of the answers above the threshold act that must be right.", type=_SHARE)
@@ -42,8 +42,8 @@ def _calibrate(**given: Any) -> None:
     """Fit a calibration of MODEL to the labelled rows of DATA, a JSONL or Parquet file.
 
     A row is {"query", "item", "labels", "label"}, {"query", "documents", "relevance"}, {"state", "questions",
-    "answers"} or {"input", "label"}. Serve what is written with `mis-server serve MODEL --calibration FILE`, or put it
-    beside the model.
+    "answers"} or {"input", "label"}. Serve the calibration with `mis-server serve MODEL --calibration FILE`, or put the
+    file next to the model.
     """
     engine, options = read_engine(given), read(CalibrateOptions, given)
     if not given["data"]:

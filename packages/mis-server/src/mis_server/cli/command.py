@@ -57,7 +57,7 @@ def _model() -> tuple[click.Parameter, ...]:
             ["model_path", "--model-path", "--model"],
             envvar="MIS_MODEL",
             show_envvar=True,
-            help="MODEL; default: the argument.",
+            help="MODEL as an option. Default: the argument.",
         ),
         click.Option(
             ["config", "--config"],
@@ -66,8 +66,8 @@ def _model() -> tuple[click.Parameter, ...]:
             is_eager=True,
             envvar="MIS_CONFIG",
             show_envvar=True,
-            help="TOML file with options, such as `port = 8000`; flags and environment variables override it; "
-            "default: none.",
+            help="TOML file with options, such as `port = 8000`. Flags and environment variables override it. "
+            "Default: none.",
         ),
     )
 

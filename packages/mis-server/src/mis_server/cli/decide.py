@@ -19,42 +19,42 @@ class DecideOptions:
 
     input: str | None = declared(
         None,
-        "File of states: JSONL, as it is or compressed (gzip, zstd), or Parquet; or - for standard input. With --ray, "
+        "File of states: JSONL, plain or compressed (gzip, zstd), or Parquet; or - for standard input. With --ray, "
         "a file, folder or glob of .jsonl, .jsonl.gz, .jsonl.zst and .parquet files, on disk or at s3://..., "
-        "gs://...; default: none, needed.",
+        "gs://.... Required. Default: none.",
     )
     questions: str | None = declared(
         None,
-        "JSON file with an object of System One's questions by their ids, for lines without their own; default: none.",
+        "JSON file with an object of System One's questions by their ids, for lines without their own. Default: none.",
         metavar="FILE",
     )
     output: str | None = declared(
         None,
-        "JSONL file of answers, or - for standard output; for Parquet, and with --ray, a folder; default: next to the "
+        "JSONL file of answers, or - for standard output. For Parquet, and with --ray, a folder. Default: next to the "
         "input.",
     )
     abstain_below: float | None = declared(
         None,
-        "Ids of answers whose confidence is below this are listed in `x_abstained`; default: none.",
+        "Confidence below which an answer's id is listed in `x_abstained`. Default: none.",
         type=click.FloatRange(0, 1),
     )
     on_error: Literal["request", "item"] = declared(
         "request",
-        "What a question that cannot be asked does: `request` makes an error of its line, `item` an entry in "
+        "Effect of a question that cannot be asked: `request` gives its line an error, `item` gives an entry in "
         "`x_errors`.",
         type=click.Choice(["request", "item"]),
     )
     output_format: str | None = declared(
         None,
-        "Answers as JSONL or as a folder of Parquet files; default: parquet if --output, or with --ray --input, ends "
-        "in .parquet, else jsonl.",
+        "Format of the answers: JSONL, or a folder of Parquet files. Default: parquet if --output, or with --ray "
+        "--input, ends in .parquet, else jsonl.",
         type=FORMATS,
     )
     overwrite: bool = declared(False, "Start over instead of resuming what this command wrote.", show_default=False)
     ray: str | None = declared(
         None,
-        "Answer on a Ray cluster: ADDRESS, or without it the one of this machine or RAY_ADDRESS, else one that is "
-        "started here; default: no cluster.",
+        "Answer on a Ray cluster: ADDRESS, or without it the cluster of this machine or RAY_ADDRESS, else a new one on "
+        "this machine. Default: no cluster.",
         group=MANY,
         flag_value="",
         metavar="[ADDRESS]",
@@ -65,7 +65,7 @@ def _decide(**given: Any) -> None:
     """Answer questions about the states of files with MODEL, without a server; with --ray, on a cluster.
 
     Each line is an object with `state` and, optionally, `questions` and `id`. The output has one line for each, with
-    what /v1/systemone would reply. To resume an interrupted run, start it again.
+    the reply of /v1/systemone. To resume an interrupted run, start it again.
     """
     engine, options = read_engine(given), read(DecideOptions, given)
     log_to_stderr("human", "warning")

@@ -70,7 +70,7 @@ def declared(default: Any, help: str, *, group: str = "Options", **attributes: A
 
     Args:
         default: Value if it is not set.
-        help: One sentence for `--help`, with the unit.
+        help: Full phrases for `--help`, with the unit.
         group: Heading in `--help`.
         attributes: What else Click is to know of it.
     """

@@ -23,39 +23,39 @@ class ScoreOptions:
 
     items: str | None = declared(
         None,
-        "File of items to score: JSONL, as it is or compressed (gzip, zstd), or Parquet; or - for standard input; "
-        "default: none, needed without --ray.",
+        "File of items to score: JSONL, plain or compressed (gzip, zstd), or Parquet; or - for standard input. "
+        "Required without --ray. Default: none.",
     )
     output: str | None = declared(
         None,
-        "JSONL file of scores, or - for standard output; for Parquet, and with --ray, a folder; default: next to the "
+        "JSONL file of scores, or - for standard output. For Parquet, and with --ray, a folder. Default: next to the "
         "items.",
     )
-    query: str | None = declared(None, "Query text of lines without their own; default: none.", callback=_without_mark)
-    labels: tuple[str, ...] = declared((), "Label texts of any length, such as ' yes' ' no'; default: none.")
-    label_token_ids: tuple[int, ...] = declared((), "Labels as token ids; default: none.")
+    query: str | None = declared(None, "Query text for lines without their own. Default: none.", callback=_without_mark)
+    labels: tuple[str, ...] = declared((), "Label texts of any length, such as ' yes' ' no'. Default: none.")
+    label_token_ids: tuple[int, ...] = declared((), "Labels as token ids. Default: none.")
     apply_softmax: bool = declared(False, "Return a softmax over the labels.", show_default=False)
     item_first: bool = declared(False, "Put each item before the query.", show_default=False)
     temperature: float = declared(1.0, "Temperature of the softmax.")
     rerank: bool = declared(
-        False, "Items are documents: one score for each, its relevance to the query; needs no labels."
+        False, "Treat items as documents: each gets one score, its relevance to the query. Needs no labels."
     )
     batch_size: int = declared(512, "Maximum items per request.")
-    batch_tokens: int = declared(65536, "Tokens of items, about, above which a request gets no further item.")
+    batch_tokens: int = declared(65536, "Approximate tokens of items above which a request gets no further item.")
     output_format: str | None = declared(
         None,
-        "Scores as JSONL or as a folder of Parquet files; default: parquet if --output, or with --ray --input, ends in "
-        ".parquet, else jsonl.",
+        "Format of the scores: JSONL, or a folder of Parquet files. Default: parquet if --output, or with --ray "
+        "--input, ends in .parquet, else jsonl.",
         type=FORMATS,
     )
     score_column: str = declared(
-        "scores", "Name of the scores in the output: a field of its lines, a column of Parquet.", metavar="NAME"
+        "scores", "Name of the scores in the output: a field of JSON lines, or a column of Parquet.", metavar="NAME"
     )
     overwrite: bool = declared(False, "Start over instead of resuming what this command wrote.", show_default=False)
     ray: str | None = declared(
         None,
-        "Score on a Ray cluster: ADDRESS, or without it the one of this machine or RAY_ADDRESS, else one that is "
-        "started here; default: no cluster.",
+        "Score on a Ray cluster: ADDRESS, or without it the cluster of this machine or RAY_ADDRESS, else a new one on "
+        "this machine. Default: no cluster.",
         group=MANY,
         flag_value="",
         metavar="[ADDRESS]",
@@ -63,7 +63,7 @@ class ScoreOptions:
     input: str | None = declared(
         None,
         "File, folder or glob of JSONL (also .jsonl.gz, .jsonl.zst) and Parquet files, on disk or at s3://..., "
-        "gs://...; default: none, needed with --ray.",
+        "gs://.... Required with --ray. Default: none.",
         group=MANY,
     )
 
