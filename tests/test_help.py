@@ -110,6 +110,14 @@ def test_every_command_has_full_phrases(context: click.Context) -> None:
     assert [fault for text in texts for fault in faults_of_phrases(text)] == []
 
 
+@pytest.mark.parametrize("command", ["mis-bench", "mis-bench decisions", "mis-server"])
+def test_lists_of_commands_have_whole_phrases(command: str) -> None:
+    program, *names = command.split()
+    done = CliRunner().invoke(PROGRAMS[program], [*names, "--help"], terminal_width=80)
+    _, commands = done.stdout.split("Commands:\n")
+    assert [line for line in commands.splitlines() if not line.endswith(".") or line.endswith("...")] == []
+
+
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 @of_each_command
 def test_help_has_two_spellings(context: click.Context, flag: str) -> None:

@@ -53,7 +53,9 @@ def workload(name: str, output: Path | None) -> None:
 @click.command()
 @click.argument("spec")
 def checkpoint(spec: str) -> None:
-    """Print the folder of a checkpoint, so that a server can be started with it.
+    """Print the folder of a checkpoint.
+
+    A server can be started with that folder.
 
     SPEC is what --model takes elsewhere: a directory, a name that the model hub's client resolves, or random:SHAPE or
     random:SHAPE/DIVISOR. These are random weights of a published shape, which are written if they do not exist yet.

@@ -22,7 +22,9 @@ from mis_bench.options import ABOVE_0, options_of
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(as_json: bool, estimate_path: Path | None, items_per_second: float | None, **asked: Any) -> None:
-    """Plan capacity on paper: chips, hosts, cost, and the bottleneck of a load.
+    """Plan capacity on paper.
+
+    The plan has chips, hosts, cost, and the bottleneck of a load.
 
     With --distinct-queries it simulates replicas behind HAProxy: hit rate, latency, and the effect of a lost replica.
     An estimate needs `pip install libtpu`, the TPU's compiler.

@@ -12,9 +12,10 @@ from mis_bench.options import options_of
 @options_of(EstimateRequest, model="model-shape")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def estimate(as_json: bool, **asked: Any) -> None:
-    """Estimate the speed of a workload on a TPU, without one: compile the real steps and price them.
+    """Estimate the speed of a workload on a TPU.
 
-    It needs `pip install libtpu`, the TPU's compiler, and takes a minute or two.
+    The command compiles the real steps and prices them, without a TPU. It needs `pip install libtpu`, the TPU's
+    compiler, and takes a minute or two.
     """
     # Imported late: the rest of the command line must not wait for JAX.
     from mis_bench.estimate.pricing import EstimateError

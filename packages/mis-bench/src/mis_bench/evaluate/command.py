@@ -91,7 +91,9 @@ def evaluate(
     callers: int,
     timeout: float,
 ) -> None:
-    """Evaluate targets on labelled data: accuracy, calibration and ranking, with 95 % intervals.
+    """Evaluate targets on labelled data.
+
+    The command reports accuracy, calibration and ranking, with 95 % intervals.
 
     TARGET is [ALIAS=]engine, mis=URL, vllm=URL, openai=URL, systemone=URL or cohere=URL, followed by ,OPTION=VALUE.
     Keys of servers are read from MIS_API_KEY, VLLM_API_KEY, OPENAI_API_KEY, TYPESAFE_API_KEY and CO_API_KEY. Several

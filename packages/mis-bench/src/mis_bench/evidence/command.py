@@ -20,7 +20,9 @@ _MOST_BYTES = 256 * 1024 * 1024  # of a document that stands alone
 @click.argument("path", type=click.Path(exists=True, path_type=Path))
 @click.option("--all", "below", is_flag=True, help="Check the folders below PATH as well.")
 def validate_artifacts(path: Path, below: bool) -> None:
-    """Check that evidence is complete, unchanged, and consistent with its plan and its raw data.
+    """Check that evidence is complete and unchanged.
+
+    It must also be consistent with its plan and its raw data.
 
     PATH is a folder of results, of a validation or a profile, or a document of mis-bench. All faults are listed.
     The exit status is 1 if there is one, and 2 if PATH holds nothing to check.

@@ -26,7 +26,9 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 )
 @click.option("--output", type=FOLDER, show_default="none is kept", help="Folder for plan and records.")
 def perf(base: str | None, repository: Path, model: str, sessions: int, output: Path | None) -> None:
-    """Compare the engine's speed with that of another commit, turn by turn on this machine.
+    """Compare the engine's speed with another commit's.
+
+    Both are measured turn by turn on this machine.
 
     The exit status is 1 if the working tree is slower than the limits allow.
     """

@@ -85,7 +85,9 @@ def compare(
     mean_abs: float,
     **given: Any,
 ) -> None:
-    """Compare backends in alternating rounds: which are correct, and which of those is the fastest.
+    """Compare backends for correctness and speed.
+
+    Backends are measured in alternating rounds. The fastest of the correct ones wins.
 
     The exit status is 1 if scores differ too much, a target could not run, or no target is eligible.
     """
@@ -140,9 +142,10 @@ def matrix(
     mean_abs: float,
     **given: Any,
 ) -> None:
-    """Find the target and the number of items in a call with the most items a second, and confirm them.
+    """Find the fastest target and size of a call.
 
-    In the view portable the client splits the request into calls of every size. In best-native it sends it whole.
+    The target and the number of items with the most items a second are measured once more. In the view portable the
+    client splits the request into calls of every size. In best-native it sends it whole.
 
     The exit status is 1 if no row is eligible.
     """

@@ -48,7 +48,10 @@ RECORDED_CALLERS = (1, 8)
 
 @click.group()
 def decisions() -> None:
-    """Measure decisions of System One: questions with few answers about a state."""
+    """Measure decisions of System One.
+
+    Decisions are questions with few answers about a state.
+    """
 
 
 @decisions.command()

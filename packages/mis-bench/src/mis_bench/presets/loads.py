@@ -36,10 +36,10 @@ SUSTAINED_RATE = 10.0
 @click.option("--seconds", type=ABOVE_0, show_default="30, sustained 300", help="Seconds of each load.")
 @measuring_options
 def stress(scenarios: tuple[str, ...], seconds: float | None, **given: Any) -> None:
-    """Put a target under loads that it must survive: sequences of at most 128 tokens, and 4 labels.
+    """Put a target under loads that it must survive.
 
-    The scenario large-batch has requests of 50, 100 and 200 items, concurrent has 4, 8 and 16 callers, and sustained
-    has 10 requests of 16 items a second.
+    Sequences have at most 128 tokens, and items have 4 labels. The scenario large-batch has requests of 50, 100 and 200
+    items, concurrent has 4, 8 and 16 callers, and sustained has 10 requests of 16 items a second.
 
     The exit status is 1 if a request failed, except for running out of memory with 200 items, or if the target does not
     answer afterwards.
@@ -114,9 +114,10 @@ def sweep(
     slo_p99_ms: float | None,
     **given: Any,
 ) -> None:
-    """Sweep rates and concurrencies: one throughput-latency plot, and goodput under an objective.
+    """Sweep rates and concurrencies.
 
-    Latency counts from when a request was due. The command writes report.html next to the results.
+    The command plots throughput against latency and computes goodput under an objective. Latency counts from when a
+    request was due. The plot is in report.html, next to the results.
     """
     from mis_bench.report.writing import write_report
 

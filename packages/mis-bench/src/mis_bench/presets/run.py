@@ -123,7 +123,9 @@ def run(
     regression_threshold: float,
     **given: Any,
 ) -> None:
-    """Measure throughput and latency for the sizes of a profile, for named workloads, or for a trace.
+    """Measure throughput and latency.
+
+    The requests are those of a profile, of named workloads, or of a trace.
 
     The profile callers has loads of many callers instead. In closed loads each caller waits for its answer. Open loads
     arrive at shares of the rate that the most callers reached.

@@ -69,7 +69,9 @@ def validate(
     more: tuple[int, ...],
     without_pytorch: str | None,
 ) -> None:
-    """Check that scores can be trusted: isolation, equality with serial scoring and with PyTorch, and speed.
+    """Check that scores can be trusted.
+
+    The gates are isolation, equality with serial scoring and with PyTorch, and speed.
 
     The exit status is 1 if a gate of a model failed, or could not be run.
     """

@@ -53,7 +53,9 @@ def profile(
     requests: int | None,
     profile_dir: Path | None,
 ) -> None:
-    """Profile a scenario: a trace for XProf and Perfetto, and where time or memory went.
+    """Profile a scenario.
+
+    The command writes a trace for XProf and Perfetto, and prints where time or memory went.
 
     \b
     end-to-end     whole requests, with every Python call in the trace
@@ -109,7 +111,9 @@ def profile(
 @click.argument("after", type=click.Path(exists=True, path_type=Path))
 @click.option("--points", type=ABOVE_0, default=5.0, help="Percentage points by which a share may move.")
 def compare_profiles(before: Path, after: Path, points: float) -> None:
-    """Compare each stage's share of the time in two profiles of the same requests.
+    """Compare the shares of time in two profiles.
+
+    Both profiles must be of the same requests. The shares are those of the stages.
 
     BEFORE and AFTER are folders of profiles, or their profile.json. The exit status is 1 if a share moved by
     more than --points, and 2 if the profiles cannot be compared.

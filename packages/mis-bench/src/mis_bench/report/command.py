@@ -15,7 +15,9 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--markdown", type=_FILE, show_default="none", help="Markdown file to write as well.")
 @click.option("--title", default="Multi-item scoring", help="Heading of the page.")
 def report(paths: tuple[Path, ...], output: Path, markdown: Path | None, title: str) -> None:
-    """Write one HTML page of all measurements, which needs no network and no other file.
+    """Write one HTML page of all measurements.
+
+    The page needs no network and no other file.
 
     PATH is a folder of results, a document of mis-bench, the JSON of `mis-bench estimate --json`, or a folder of these.
     """

@@ -39,11 +39,11 @@ class CalibrateOptions:
 
 
 def _calibrate(**given: Any) -> None:
-    """Fit a calibration of MODEL to the labelled rows of DATA, a JSONL or Parquet file.
+    """Fit a calibration of MODEL to labelled rows.
 
-    A row is {"query", "item", "labels", "label"}, {"query", "documents", "relevance"}, {"state", "questions",
-    "answers"} or {"input", "label"}. Serve the calibration with `mis-server serve MODEL --calibration FILE`, or put the
-    file next to the model.
+    DATA is a JSONL or Parquet file of the rows. A row is {"query", "item", "labels", "label"}, {"query", "documents",
+    "relevance"}, {"state", "questions", "answers"} or {"input", "label"}. Serve the calibration with `mis-server serve
+    MODEL --calibration FILE`, or put the file next to the model.
     """
     engine, options = read_engine(given), read(CalibrateOptions, given)
     if not given["data"]:

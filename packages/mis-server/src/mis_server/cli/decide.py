@@ -62,7 +62,9 @@ class DecideOptions:
 
 
 def _decide(**given: Any) -> None:
-    """Answer questions about the states of files with MODEL, without a server; with --ray, on a cluster.
+    """Answer questions about the states of files with MODEL.
+
+    The command needs no server. With --ray, it runs on a cluster.
 
     Each line is an object with `state` and, optionally, `questions` and `id`. The output has one line for each, with
     the reply of /v1/systemone. To resume an interrupted run, start it again.

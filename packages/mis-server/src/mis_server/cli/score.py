@@ -69,7 +69,9 @@ class ScoreOptions:
 
 
 def _score(**given: Any) -> None:
-    """Score the rows of files with MODEL, without a server; with --ray, on a cluster.
+    """Score the rows of files with MODEL.
+
+    The command needs no server. With --ray, it runs on a cluster.
 
     Each line is a text, a list of token ids, or an object with `item` or `items` and, optionally, `query` and `id`. The
     output has one line for each. To resume an interrupted run, start it again.

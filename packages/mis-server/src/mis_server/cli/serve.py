@@ -19,9 +19,9 @@ logger = logging.getLogger(__name__)
 
 
 def _serve(**given: Any) -> None:
-    """Serve MODEL, a Hugging Face model directory or name, or a GGUF file, over HTTP.
+    """Serve MODEL over HTTP.
 
-    MODEL may also be given as --model-path or --model.
+    MODEL is a Hugging Face model directory or name, or a GGUF file. It may also be given as --model-path or --model.
     """
     options, whys = translate(given)
     settings = read(ServerConfig, options, engine=read_engine(options))
