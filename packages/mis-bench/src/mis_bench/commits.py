@@ -21,7 +21,7 @@ class SourceCommit(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     commit: str = Field(pattern=r"^[0-9a-f]{40}$")
-    is_dirty: bool | None = Field(description="Whether the working tree had changes; null: nobody knows.")
+    is_dirty: bool | None = Field(description="Whether the working tree had changes. Null: unknown.")
 
     def __str__(self) -> str:
         """Return the beginning of the commit, and whether there were changes."""

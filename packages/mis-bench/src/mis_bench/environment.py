@@ -31,20 +31,20 @@ class Environment(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    timestamp: AwareDatetime = Field(description="When it began, UTC.")
+    timestamp: AwareDatetime = Field(description="Time of the start, in UTC.")
     hardware: str = Field(min_length=1, description="Accelerator and count, or the CPU's model and cores.")
     platform: str = Field(min_length=1, description="Operating system and architecture.")
     python_version: str = Field(pattern=r"^\d+\.\d+\.\d+")
     cpu_count: int = Field(ge=1)
     memory_bytes: int = Field(ge=1)
-    versions: dict[str, str] = Field(description="Of installed packages that matter.")
+    versions: dict[str, str] = Field(description="Versions of the installed packages that matter.")
     commit: str | None = Field(
-        pattern=r"^[0-9a-f]{40}$", description="Of mis-bench: of its wheel, its checkout, or by MIS_COMMIT."
+        pattern=r"^[0-9a-f]{40}$", description="Commit of mis-bench, from its wheel, its checkout, or MIS_COMMIT."
     )
-    is_dirty: bool | None = Field(description="Whether the working tree of a package had changes; null: nobody knows.")
-    branch: str | None = Field(default=None, description="Of the checkout, if it is on one.")
-    commits: dict[str, SourceCommit] = Field(default={}, description="Of our packages that know their own.")
-    trigger: str = Field(default="manual", description="The event that began it, where a CI names one.")
+    is_dirty: bool | None = Field(description="Whether the working tree of a package had changes. Null: unknown.")
+    branch: str | None = Field(default=None, description="Branch of the checkout, if it is on one.")
+    commits: dict[str, SourceCommit] = Field(default={}, description="Commits of our packages that know theirs.")
+    trigger: str = Field(default="manual", description="The event that started the run, if a CI names one.")
     variables: dict[str, str] = Field(description="Environment variables that change speed.")
 
 

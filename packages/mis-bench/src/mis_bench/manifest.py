@@ -28,7 +28,7 @@ def _below(path: str) -> str:
 class ListedFile(Part):
     """A file that the evidence needs."""
 
-    path: Annotated[str, AfterValidator(_below)] = Field(description="Below the folder, with forward slashes.")
+    path: Annotated[str, AfterValidator(_below)] = Field(description="Path below the folder, with forward slashes.")
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
@@ -45,7 +45,7 @@ class Manifest(Artifact, schema="mis-manifest-v1"):
 
     kind: Kind
     files: list[ListedFile] = Field(min_length=1, description="Everything that the evidence needs.")
-    derived: list[str] = Field(default=[], description="Files that are computed from those, if they are there.")
+    derived: list[str] = Field(default=[], description="Files that were computed from the listed ones, if any.")
 
     def changes(self, folder: Path) -> Iterator[str]:
         """Yield a sentence for every file that is not as it was listed."""

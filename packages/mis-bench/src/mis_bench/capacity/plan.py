@@ -68,23 +68,23 @@ class Resource(BaseModel):
 class Lost(BaseModel):
     """What the loss of a replica does."""
 
-    failed: int = Field(description="Requests that it held.")
-    hit_rate: float = Field(description="Of the first twentieth of all requests after the loss.")
-    p99_ms: float = Field(description="Of the same.")
-    late_hit_rate: float = Field(description="Of the last quarter of all requests.")
+    failed: int = Field(description="Requests that the lost replica held.")
+    hit_rate: float = Field(description="Hit rate of the first twentieth of all requests after the loss.")
+    p99_ms: float = Field(description="Latency of the same requests.")
+    late_hit_rate: float = Field(description="Hit rate of the last quarter of all requests.")
 
 
 class Simulated(BaseModel):
     """Figures of the first half of the requests, and of the second, before which a replica was lost."""
 
-    requests: int = Field(description="Of both halves.")
+    requests: int = Field(description="Requests of both halves.")
     hit_rate: float = Field(description="The part of query tokens that was cached.")
     spill_rate: float = Field(description="Requests that the bound sent elsewhere than to their query's replica.")
     p50_ms: float = Field(description="Latency without the network.")
     p99_ms: float
-    busiest: float = Field(description="Requests of the busiest replica by those of an average one.")
+    busiest: float = Field(description="Ratio of the busiest replica's requests to an average one's.")
     padded_share: float = Field(description="Part of the rows of all steps that was padding, of both halves.")
-    lost: Lost | None = Field(description="The second half; None of a single replica.")
+    lost: Lost | None = Field(description="The second half. None for a single replica.")
 
     def __str__(self) -> str:
         """Return the figures, a line each."""
@@ -107,10 +107,10 @@ class CapacityPlan(PlanRequest):
     """What the load takes."""
 
     device: DeviceRate
-    requests_per_second: float = Field(description="While it is scored.")
+    requests_per_second: float = Field(description="Requests a second while they are scored.")
     replicas: int
     chips: int
-    chips_best: int = Field(description="If the device is as fast as the estimate's best.")
+    chips_best: int = Field(description="Chips if the device is as fast as the estimate's best.")
     chips_worst: int
     hosts: int
     hit_rate: float = Field(description="Part of query tokens that is cached, by Che's approximation for one cache.")
@@ -120,7 +120,7 @@ class CapacityPlan(PlanRequest):
     )
     resources: list[Resource] = Field(description="What limits a replica, the tightest first.")
     bottleneck: str
-    cost_per_million_items: float | None = Field(description="In the currency of the price; None without one.")
+    cost_per_million_items: float | None = Field(description="Cost in the currency of the price. None without a price.")
     simulated: Simulated | None = Field(description="Replicas behind HAProxy; None without `distinct_queries`.")
 
     def __str__(self) -> str:

@@ -54,11 +54,11 @@ class ServingEstimate(EstimateRequest):
     steps: int
     milliseconds: float = Field(description="Device time of one request, when they follow each other without a gap.")
     items_per_second: float
-    best_items_per_second: float = Field(description="If everything that is not known is at its best.")
-    worst_items_per_second: float = Field(description="If it is at its worst.")
+    best_items_per_second: float = Field(description="Items a second if every unknown is at its best.")
+    worst_items_per_second: float = Field(description="Items a second if every unknown is at its worst.")
     stages: list[Stage]
     roofline_items_per_second: float = Field(
-        description="By the nominal rates of arithmetic in bfloat16 and of memory, whichever is less."
+        description="Items a second at the nominal rates of arithmetic in bfloat16 and of memory, whichever is less."
     )
     roofline_share: float
     padded_share: float = Field(description="Part of the steps' rows that is padding.")

@@ -37,7 +37,7 @@ class OperationTime(Slice):
     """Time of one operation of a compiled program, summed over its runs."""
 
     program: str
-    kind: str = Field(description="Opcode; `custom-call` is a kernel. Empty if the trace does not tell.")
+    kind: str = Field(description="Opcode; `custom-call` is a kernel. Empty if the trace does not have it.")
     stage: str
     scope: str
 
@@ -67,8 +67,8 @@ class Point(Part):
     workload: WorkloadPart
     timed: list[Timed]
     profiled: list[Timed]
-    peak_mib: float | None = Field(default=None, description="Most on one device so far; null on CPUs.")
-    device: DeviceTime | None = Field(default=None, description="Of the profiled requests.")
+    peak_mib: float | None = Field(default=None, description="Peak of the fullest device so far. Null on CPUs.")
+    device: DeviceTime | None = Field(default=None, description="Device time of the profiled requests.")
 
     @property
     def latency(self) -> Latency | None:
@@ -95,9 +95,9 @@ class MemoryReport(Part):
 
     when: str = Field(description="`loaded` or `served`.")
     tensors: dict[str, ResidentArray] = Field(min_length=1)
-    peak_mib: float | None = Field(ge=0, description="Most on one device so far; null on CPUs.")
+    peak_mib: float | None = Field(ge=0, description="Peak of the fullest device so far. Null on CPUs.")
     process_mib: float = Field(ge=0, description="Resident memory of this process.")
-    pprof: str = Field(description="Device memory profile beside the artifact, for pprof.")
+    pprof: str = Field(description="Path of the device memory profile next to the artifact, for pprof.")
 
 
 class PlannedRequests(Part):
@@ -105,7 +105,7 @@ class PlannedRequests(Part):
 
     workloads: list[str] = Field(min_length=1)
     timed: int = Field(ge=0, description="Requests of each workload without a profiler.")
-    profiled: int = Field(ge=0, description="Requests of each under the profiler, after those.")
+    profiled: int = Field(ge=0, description="Requests of each workload under the profiler, after the timed ones.")
 
 
 class Profile(Artifact, schema="mis-profile-v3", older=("mis-profile-v2",)):
@@ -115,9 +115,11 @@ class Profile(Artifact, schema="mis-profile-v3", older=("mis-profile-v2",)):
     scenario: Scenario
     planned: PlannedRequests | None = None
     target: About
-    traces: list[str] = Field(description="Beside the artifact: *.xplane.pb for XProf, *.trace.json.gz for Perfetto.")
-    points: list[Point] = Field(description="One for each workload. Times of a memory run are no latencies.")
-    device: DeviceTime | None = Field(description="Of all profiled requests together.")
+    traces: list[str] = Field(
+        description="Paths next to the artifact: *.xplane.pb for XProf, *.trace.json.gz for Perfetto."
+    )
+    points: list[Point] = Field(description="One point for each workload. Times of a memory run are not latencies.")
+    device: DeviceTime | None = Field(description="Device time of all profiled requests together.")
     stages: list[Slice]
     operations: list[OperationTime]
     host: list[Slice]

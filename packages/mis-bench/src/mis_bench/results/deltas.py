@@ -24,12 +24,12 @@ Verdict = Literal["better", "worse", "neither"]
 class Delta(Part):
     """A row beside one of the reference, in percent, round by round."""
 
-    view: View = Field(description="portable: the same calls; best-native: the best row of both.")
+    view: View = Field(description="`portable`: rows with the same calls. `best-native`: the best row of each target.")
     row: str
     reference: str = Field(description="The reference's row.")
-    items_per_second: Estimate = Field(description="Percent more than the reference's.")
+    items_per_second: Estimate = Field(description="Difference from the reference's, in percent.")
     latency: Estimate | None = Field(
-        description="Percent more than the reference's, of the median request of each round; null if requests differ."
+        description="Difference of a round's median latency, in percent. Null if requests differ."
     )
 
     @property

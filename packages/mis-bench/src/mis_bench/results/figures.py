@@ -17,17 +17,19 @@ Status = Literal["ok", "warn", "skipped", "failed"]
 class Row(Part):
     """Figures of a case in one phase."""
 
-    name: str = Field(description="Of the case; of a trace's requests of one size with that size.")
+    name: str = Field(description="Name of the case. For a trace's requests of one size, with that size.")
     case: str
     target: str
     phase: Literal["timed", "confirm"]
     workload: str
-    num_items: int = Field(description="Of a request; in a trace's row for all sizes, of all its requests.")
+    num_items: int = Field(description="Items of a request. In a trace's row for all sizes, items of all its requests.")
     num_labels: int
     cache: Literal["cold", "warm"]
     load: str = Field(description="How requests were sent, in words.")
     chunk_items: int = Field(description="Items of a call; 0: a request was one call.")
-    hardware: str = Field(description="By the user's word, else the target's accelerators, else this machine's.")
+    hardware: str = Field(
+        description="Hardware given by --hardware, else the target's accelerators, else this machine."
+    )
     model: str | None
     dtype: str | None
     rounds: int = Field(description="Windows that were measured.")
@@ -35,23 +37,27 @@ class Row(Part):
     failures: dict[str, int] = Field(description="Failed requests by error code.")
     items_per_second: Estimate | None = Field(description="Answered items over the time of a window.")
     requests_per_second: Estimate | None
-    latency: Latency | None = Field(description="Of answered requests, from when they were due, or else sent.")
-    first_ms: float | None = Field(description="Of the first answered warm-up request.")
-    warmup_ratio: float | None = Field(description="The last warm-up request over the timed median.")
-    goodput_rps: float | None = Field(
-        description="Of the requests a second those that were answered within the objective."
+    latency: Latency | None = Field(
+        description="Latency of answered requests, from the time when they were due, or else sent."
     )
-    limit_share: float | None = Field(default=None, description="Of the speed that the best product rate would allow.")
-    ratio: Estimate | None = Field(default=None, description="Items per second over the reference's, the same calls.")
+    first_ms: float | None = Field(description="Milliseconds of the first answered warm-up request.")
+    warmup_ratio: float | None = Field(description="Ratio of the last warm-up request to the timed median.")
+    goodput_rps: float | None = Field(description="Requests a second that were answered within the objective.")
+    limit_share: float | None = Field(
+        default=None, description="Share of the speed that the best product rate would allow."
+    )
+    ratio: Estimate | None = Field(
+        default=None, description="Ratio of items per second to the reference's, for the same calls."
+    )
     items_per_usd: float | None
-    compilations: int | None = Field(description="In all windows, where the target tells.")
+    compilations: int | None = Field(description="Compilations in all windows, if the target reports them.")
     steps_per_call: float | None
-    cached_tokens: int | None = Field(description="Most that a reply told of.")
+    cached_tokens: int | None = Field(description="Most cached tokens that a reply reported.")
     max_abs: float | None = Field(description="Largest difference from the reference's scores.")
     mean_abs: float | None = Field(description="Largest mean difference of a request.")
     status: Status = "ok"
-    reasons: list[str] = Field(default=[], description="For the status.")
-    objections: list[str] = Field(default=[], description="Why it may not win; empty if it may.")
+    reasons: list[str] = Field(default=[], description="Reasons for the status.")
+    objections: list[str] = Field(default=[], description="Reasons why the row may not win. Empty if it may.")
     wins: bool = False
 
     @property

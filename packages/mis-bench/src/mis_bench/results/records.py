@@ -35,12 +35,12 @@ class WorkloadPart(Part):
     """What is asked, by its checksum; of a trace, of all its requests together."""
 
     name: str = Field(min_length=1)
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="Of the first request, or of the trace.")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the first request, or of the trace.")
     num_items: int = Field(ge=1)
-    num_tokens: int = Field(ge=1, description="Of the query, once, and of every item; words of texts.")
+    num_tokens: int = Field(ge=1, description="Tokens of the query, counted once, and of every item. For texts, words.")
     num_labels: int = Field(ge=1)
     apply_softmax: bool = False
-    vocab_size: int | None = Field(default=None, ge=2, description="Ids were folded into it, if given.")
+    vocab_size: int | None = Field(default=None, ge=2, description="Vocabulary that ids were folded into, if given.")
 
     @classmethod
     def of(cls, workload: Workload) -> Self:
@@ -69,22 +69,24 @@ class LoadLevel(Part):
     The rate of an open load may be known only while it is measured: a share of what a closed load has reached by then.
     """
 
-    requests: int | None = Field(default=1, ge=1, description="In a window; null if `seconds` or a trace decide.")
-    seconds: float | None = Field(default=None, gt=0, description="No request is sent later.")
-    max_concurrency: int | None = Field(default=1, ge=1, description="Null: no limit, for open loads.")
-    rate: float | None = Field(default=None, gt=0, description="Requests a second; null of a closed load.")
-    rate_share: float | None = Field(default=None, gt=0, description="Instead of a rate: of what callers reached.")
-    rate_callers: int | None = Field(default=None, ge=1, description="How many: of the same target and requests.")
+    requests: int | None = Field(
+        default=1, ge=1, description="Requests of a window. Null: `seconds` or a trace decides."
+    )
+    seconds: float | None = Field(default=None, gt=0, description="Seconds after which no request is sent.")
+    max_concurrency: int | None = Field(default=1, ge=1, description="Maximum requests under way. Null: no limit.")
+    rate: float | None = Field(default=None, gt=0, description="Requests a second. Null for a closed load.")
+    rate_share: float | None = Field(default=None, gt=0, description="Rate as a share of what callers reached.")
+    rate_callers: int | None = Field(default=None, ge=1, description="Number of these callers, of the same target.")
 
 
 class PlannedTarget(Part):
     """Whom to ask."""
 
-    name: str = Field(min_length=1, description="Alias, or its spelling without secrets.")
+    name: str = Field(min_length=1, description="Alias, or the target's spelling without secrets.")
     spec: str = Field(min_length=1, description="Spelling on the command line without alias, options and secrets.")
-    options: dict[str, str] = Field(default={}, description="Without secrets.")
-    model: str | None = Field(default=None, description="As --model gave it.")
-    model_sha256: str | None = Field(default=None, description="`model_sha256` of its checkpoint, where that is here.")
+    options: dict[str, str] = Field(default={}, description="Options without secrets.")
+    model: str | None = Field(default=None, description="Model, as given by --model.")
+    model_sha256: str | None = Field(default=None, description="`model_sha256` of the checkpoint, if it is local.")
     group: int = Field(default=0, ge=0, description="Targets of a group are open together and take turns.")
     hardware: str | None = Field(default=None, description="Hardware, as given by --hardware.")
     hourly_cost_usd: float | None = Field(default=None, gt=0)
@@ -99,23 +101,23 @@ class Case(Part):
     load: LoadLevel = LoadLevel()
     cache: Cache = Field(default="cold", description="Whether requests share queries, which the target knows.")
     queries: int = Field(default=1, ge=1, description="Queries that the requests of a warm case share, in turn.")
-    warmups: int = Field(default=1, ge=0, description="Requests before them, at least.")
+    warmups: int = Field(default=1, ge=0, description="Minimum number of requests before the timed ones.")
     chunk_items: int = Field(default=0, ge=0, description="Items of a call; 0: a request is one call.")
     is_gated: bool = Field(default=True, description="Whether its scores are checked before its speed.")
     must_survive: bool = Field(default=False, description="Whether it must answer a small request after each window.")
-    is_partial: bool = Field(default=False, description="Asked for the first items only; may not win.")
-    tolerated: list[str] = Field(default=[], description="Error codes that are no failure here.")
+    is_partial: bool = Field(default=False, description="Whether it has the first items only, and may not win.")
+    tolerated: list[str] = Field(default=[], description="Error codes that do not count as failures here.")
     flops: float | None = Field(
-        default=None, gt=0, description="Least operations of a request; null: no limit is told."
+        default=None, gt=0, description="Least operations of a request. Null: no limit is reported."
     )
 
 
 class Tolerances(Part):
     """What scores must keep to, and a winner's latency."""
 
-    max_abs: float = Field(default=0.02, gt=0, description="Largest difference of scores.")
-    mean_abs: float = Field(default=0.01, gt=0, description="Mean difference of scores.")
-    guardrail_ratio: float = Field(default=1.25, ge=1, description="p95 over the lowest eligible p95.")
+    max_abs: float = Field(default=0.02, gt=0, description="Largest allowed difference of scores.")
+    mean_abs: float = Field(default=0.01, gt=0, description="Largest allowed mean difference of scores.")
+    guardrail_ratio: float = Field(default=1.25, ge=1, description="Largest ratio of a p95 to the lowest eligible p95.")
 
     def allow(self, max_abs: float, mean_abs: float) -> bool:
         """Whether these differences pass."""
@@ -140,10 +142,10 @@ class Plan(Artifact, schema="mis-plan-v2", older=("mis-plan-v1",)):
     environment: Environment
     targets: list[PlannedTarget] = Field(min_length=1)
     cases: list[Case] = Field(min_length=1)
-    rounds: int = Field(ge=1, description="In each repetition; every case has one window in each.")
-    repeat: int = Field(default=1, ge=1, description="How often all is done, with targets opened anew.")
-    confirm_rounds: int = Field(default=0, ge=0, description="Of the best cases, once all rounds are over.")
-    reference: str | None = Field(default=None, description="Target whose scores and speed others are held against.")
+    rounds: int = Field(ge=1, description="Rounds of each repetition. Every case has one window in each round.")
+    repeat: int = Field(default=1, ge=1, description="Number of repetitions, with targets opened anew for each.")
+    confirm_rounds: int = Field(default=0, ge=0, description="Rounds of the best cases after all others.")
+    reference: str | None = Field(default=None, description="Target that the others are compared with.")
     limits: Tolerances = Tolerances()
     gates: Gates = Gates()
     slo_p99_ms: float | None = Field(default=None, gt=0, description="Objective of goodput.")
@@ -184,7 +186,7 @@ class Opened(Part):
     kind: Literal["opened"] = "opened"
     target: str
     about: About | None = None
-    unavailable: str | None = Field(default=None, description="Why it could not be opened.")
+    unavailable: str | None = Field(default=None, description="Reason why the target could not be opened.")
 
 
 class Gate(Part):
@@ -199,7 +201,7 @@ class Gate(Part):
     name: Literal["correctness", "isolation"]
     max_abs: float | None = Field(default=None, ge=0)
     mean_abs: float | None = Field(default=None, ge=0)
-    error: str | None = Field(default=None, description="Code of what prevented the check.")
+    error: str | None = Field(default=None, description="Code of the error that prevented the check.")
     message: str = ""
 
 
@@ -208,16 +210,16 @@ class Sent(Part):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    number: int = Field(ge=0, description="Of the request; the same number is the same request for every target.")
+    number: int = Field(ge=0, description="Number of the request, the same for every target.")
     items: int = Field(ge=1)
     tokens: int = Field(ge=1)
     due_s: float | None = Field(default=None, ge=0, description="When it was to be sent, in an open load.")
     sent_s: float = Field(ge=0)
     done_s: float = Field(ge=0)
     cached_tokens: int | None = Field(default=None, ge=0, description="Query tokens that the target had kept.")
-    error: str | None = Field(default=None, description="Code, or null of an answered request.")
+    error: str | None = Field(default=None, description="Error code. Null for an answered request.")
     message: str = ""
-    stages_ms: dict[str, float] = Field(default={}, description="Where the target tells.")
+    stages_ms: dict[str, float] = Field(default={}, description="Time by stage, if the target reports it.")
     scores: SkipValidation[np.ndarray | None] = Field(default=None, exclude=True, description="Not written.")
 
     @property
@@ -232,8 +234,8 @@ class Call(Sent):
     kind: Literal["call"] = "call"
     case: str
     phase: Phase
-    round: int = Field(ge=0, description="From 1, over all repetitions; 0 outside of rounds.")
-    max_abs: float | None = Field(default=None, ge=0, description="Against the reference's answer to the request.")
+    round: int = Field(ge=0, description="Number of the round from 1, over all repetitions. 0 outside of rounds.")
+    max_abs: float | None = Field(default=None, ge=0, description="Largest difference from the reference's scores.")
     mean_abs: float | None = Field(default=None, ge=0)
 
 
@@ -247,12 +249,12 @@ class Window(Part):
     began: AwareDatetime
     seconds: float = Field(ge=0)
     calls: int = Field(ge=0)
-    forgot: bool = Field(default=False, description="Whether the target was made to forget earlier queries before it.")
+    forgot: bool = Field(default=False, description="Whether the target cleared its prefix cache before the window.")
     compilations: int | None = Field(
-        default=None, ge=0, description="During the window, where the target reports them."
+        default=None, ge=0, description="Compilations during the window, if the target reports them."
     )
     steps: int | None = Field(default=None, ge=0, description="Engine steps run during the window.")
-    rate: float | None = Field(default=None, gt=0, description="Requests a second, where that is a share of another's.")
+    rate: float | None = Field(default=None, gt=0, description="Requests a second, if planned as a share.")
 
 
 class ProductRate(Part):

@@ -39,7 +39,7 @@ class Estimate(Part):
     value: float = Field(description="The median of the rounds.")
     low: float
     high: float
-    confidence: float | None = Field(gt=0, lt=1, description="Of the interval; null of a range.")
+    confidence: float | None = Field(gt=0, lt=1, description="Confidence of the interval. Null for a range.")
     rounds: list[float] = Field(description="The figure in each.")
 
     @property

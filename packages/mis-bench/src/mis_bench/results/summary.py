@@ -23,12 +23,12 @@ class Summary(Artifact, schema="mis-summary-v2", older=("mis-summary-v1",)):
     run_id: str
     preset: str
     rows: list[Row]
-    missed: list[str] = Field(description="Limits that rows did not keep to.")
-    findings: list[str] = Field(description="Who wins, and by how much others differ.")
-    deltas: list[Delta] = Field(default=[], description="Of a comparison, beside the reference.")
+    missed: list[str] = Field(description="Limits that rows missed.")
+    findings: list[str] = Field(description="The winner, and how much others differ.")
+    deltas: list[Delta] = Field(default=[], description="Differences from the reference, for a comparison.")
     passed: bool
-    limits: Tolerances | None = Field(default=None, description="Which scores had to keep to, as planned.")
-    gates: Gates | None = Field(default=None, description="Which rows had to keep to, as planned.")
+    limits: Tolerances | None = Field(default=None, description="Limits for scores, as planned.")
+    gates: Gates | None = Field(default=None, description="Limits for rows, as planned.")
     slo_p99_ms: float | None = Field(default=None, description="Objective of goodput, as planned.")
 
     @property

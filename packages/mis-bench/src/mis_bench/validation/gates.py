@@ -73,9 +73,11 @@ class GatedFigure(Part):
     name: str
     rule: Literal["at most", "at least", "above"] = "at most"
     threshold: float
-    measured: float | None = Field(default=None, description="Null if there is no figure; `detail` says why.")
-    detail: str = Field(default="", description="Where the figure comes from.")
-    is_waived: bool = Field(default=False, description="Whether the user did without it.")
+    measured: float | None = Field(
+        default=None, description="The figure. Null if there is none; `detail` gives the reason."
+    )
+    detail: str = Field(default="", description="Source of the figure, or the reason for having none.")
+    is_waived: bool = Field(default=False, description="Whether the user waived the gate.")
 
     @property
     def status(self) -> Literal["passed", "failed", "not run", "waived"]:
@@ -102,16 +104,17 @@ class ModelValidation(Part):
     """What was measured of one model."""
 
     model: str
-    dtype: Dtype = Field(description="What it computes in; decides the thresholds.")
+    dtype: Dtype = Field(description="Type of the computation, which decides the thresholds.")
     about: About
     gates: list[GatedFigure]
     timings: list[Timing]
-    untimed: dict[int, str] = Field(default={}, description="Why a number of items could not be timed.")
+    untimed: dict[int, str] = Field(default={}, description="Reasons why numbers of items could not be timed.")
     rounding: list[float] | None = Field(
-        default=None, description="`FIGURES` of PyTorch in bfloat16 beside float32, where thresholds follow from them."
+        default=None,
+        description="`FIGURES` of PyTorch in bfloat16 compared with float32, if thresholds follow from them.",
     )
-    waiver: str | None = Field(default=None, description="Why the user did without PyTorch.")
-    is_whole: bool = Field(default=True, description="Whether every gate was measured; not if that was interrupted.")
+    waiver: str | None = Field(default=None, description="Reason why the user waived PyTorch.")
+    is_whole: bool = Field(default=True, description="Whether every gate was measured. False after an interruption.")
 
     @property
     def passed(self) -> bool:
@@ -145,11 +148,13 @@ class Validation(Artifact, schema="mis-validation-v3", older=("mis-validation-v2
     """`validation.json`: written anew with each gate: an interrupted validation keeps some, and has not passed."""
 
     environment: Environment
-    planned: list[str] = Field(min_length=1, description="Models, in order.")
+    planned: list[str] = Field(min_length=1, description="Planned models, in order.")
     speedup_items: list[int] | None = Field(default=None, description="Numbers of items to time, as planned.")
     rounds: int | None = Field(default=None, ge=1, description="Timed requests of each number, as planned.")
-    models: list[ModelValidation] = Field(description="Those that were validated, the last perhaps in part.")
-    unavailable: dict[str, str] = Field(default={}, description="Why a model could not be, by its name.")
+    models: list[ModelValidation] = Field(description="Models that were validated, the last one perhaps in part.")
+    unavailable: dict[str, str] = Field(
+        default={}, description="Reasons why models could not be validated, by their names."
+    )
 
     @property
     def passed(self) -> bool:
