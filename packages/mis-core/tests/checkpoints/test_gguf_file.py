@@ -50,6 +50,15 @@ _MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"family": "qwen3"},
     "qwen3-yarn": {"family": "qwen3", "rope_scaling": _ROPE["yarn"]},
     "qwen2-linear": {"family": "qwen2", "rope_scaling": _ROPE["linear"]},
+    # The files do not say by what attention's scores are divided: it is the head's width.
+    "gemma2": {"family": "gemma2", "query_pre_attn_scalar": 32},
+    "gemma3": {"family": "gemma3", "query_pre_attn_scalar": 32},
+    "gemma3-listed": {
+        "family": "gemma3",
+        "query_pre_attn_scalar": 32,
+        "rope_spelling": "new",
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
     "smollm3": {"family": "smollm3", "no_rope_layer_interval": 4, "num_hidden_layers": 5},
 }
 
@@ -132,8 +141,9 @@ def test_a_factor_of_rope_without_a_type_is_linear(tmp_path: Path) -> None:
     assert scalings == [{"rope_type": "linear", "factor": 4.0}, None]
 
 
-def test_texts_are_scored_as_by_the_directory(tmp_path: Path) -> None:
-    directory = tiny_checkpoint(tmp_path / "model", "llama", num_hidden_layers=2)
+@pytest.mark.parametrize("model", ["llama", "gemma3"])
+def test_texts_are_scored_as_by_the_directory(tmp_path: Path, model: str) -> None:
+    directory = tiny_checkpoint(tmp_path / "model", **_MODELS[model], num_hidden_layers=2)
     file = write_gguf(tmp_path / "model.gguf", directory)
     scores = []
     for path in (file, directory):
