@@ -118,7 +118,7 @@ def test_beginnings_ends_and_the_prefix_follow_the_file_or_llama_cpp() -> None:
 @pytest.mark.parametrize(("change", "message"), [
     ({"ggml.scores": None}, "tokenizer.ggml.scores is missing or no list of float"),
     ({"ggml.scores": [0.5]}, "tokens and the scores of 1"),
-    ({"ggml.unknown_token_id": -1}, "tokenizer.ggml.unknown_token_id = -1 is no token"),
+    ({"ggml.unknown_token_id": -1}, "tokenizer.ggml.unknown_token_id = -1 is not a token id"),
 ])  # fmt: skip
 def test_broken_fields_are_refused_by_name(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=re.escape(message)):
