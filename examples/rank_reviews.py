@@ -52,8 +52,8 @@ NEGATIVE = (
 REVIEWS = (*POSITIVE, *NEGATIVE)
 
 WITHOUT_EXAMPLES = (
-    "The same server reranks and decides. There nothing shows the model what is asked, and so small a model does not "
-    "know: what follows shows the clients, not good answers."
+    "Nothing shows the model what is asked from here on, and so small a model does not know: what follows shows the "
+    "clients of the same server, not good answers."
 )
 SEARCH = "How do cats spend the day?"
 DOCUMENTS = ("It rains in the mountains.", "Cats sleep most of the day.", "The train leaves at noon.")
