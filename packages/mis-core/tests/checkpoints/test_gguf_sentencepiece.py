@@ -10,7 +10,7 @@ import gguf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pieces import NORMAL, RUNS, SPECIAL, fields_of, llama_cpp_ids
+from pieces import CONTROL, NORMAL, RUNS, SPECIAL, fields_of, llama_cpp_ids
 
 from mis_core.checkpoints.gguf_tokenizer import build_tokenizer
 from mis_core.errors import ModelError
@@ -113,6 +113,14 @@ def test_beginnings_ends_and_the_prefix_follow_the_file_or_llama_cpp() -> None:
     said = silent | {"ggml.add_bos_token": False, "ggml.add_eos_token": True, "ggml.add_space_prefix": False}
     ids = Tokenizer(build_tokenizer(said).backend).encode("the").tolist()
     assert ids == [*llama_cpp_ids(fields(False), "the"), 2]
+
+
+def test_the_end_of_a_turn_of_gemma_ends_an_answer() -> None:
+    made = handmade(**{"<end_of_turn>": -1})
+    turn = len(made["ggml.tokens"]) - 1
+    made["ggml.token_type"][turn] = CONTROL
+    assert build_tokenizer(made).end_ids == {2, turn}
+    assert build_tokenizer(made | {"ggml.eot_token_id": 1}).end_ids == {2, 1}
 
 
 @pytest.mark.parametrize(("change", "message"), [

@@ -50,7 +50,8 @@ _KINDS = {
     "qwen2": _Kind(_by_pattern(r"\p{N}")),
 }
 _MODELS = ("gpt2", "llama")
-_SENTENCEPIECE_IDS = {"bos": 1, "eos": 2, "unknown": 0}  # where a file does not say
+# Where a file does not say; of Gemma's the end of a turn is known by its text, since converters do not write its id.
+_SENTENCEPIECE_IDS, _END_OF_TURN = {"bos": 1, "eos": 2, "unknown": 0}, "<end_of_turn>"
 # Types of tokens that are found in texts as they stand: unknown, control, defined by a user.
 _ADDED = (2, 3, 4)
 _USER_DEFINED = 4
@@ -75,7 +76,10 @@ def build_tokenizer(fields: dict[str, Any]) -> StoredTokenizer:
     tokens, types = _list(fields, "tokens", str), _list(fields, "token_type", int)
     if len(types) != len(tokens):
         raise ModelError(f"tokenizer.ggml has {len(tokens)} tokens and the types of {len(types)}.")
-    named = _named(fields, len(tokens), _SENTENCEPIECE_IDS if model == "llama" else {})
+    defaults = _SENTENCEPIECE_IDS if model == "llama" else {}
+    if model == "llama" and _END_OF_TURN in tokens:
+        defaults = defaults | {"eot": tokens.index(_END_OF_TURN)}
+    named = _named(fields, len(tokens), defaults)
     if model == "llama":
         backend, adds_bos = _sentencepiece(fields, tokens, types, named.get("unknown")), True
     else:
