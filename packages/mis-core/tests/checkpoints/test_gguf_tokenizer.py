@@ -136,7 +136,7 @@ def test_ends_and_beginnings_follow_the_file() -> None:
     ({"ggml.token_type": [1]}, "tokens and the types of 1"),
     ({"ggml.merges": ["a q9"]}, "tokenizer.ggml.merges do not fit the tokens"),
     ({"ggml.merges": ["a"]}, "tokenizer.ggml.merges do not fit the tokens"),
-    ({"ggml.eos_token_id": 1 << 20}, "tokenizer.ggml.eos_token_id = 1048576 is no token"),
+    ({"ggml.eos_token_id": 1 << 20}, "tokenizer.ggml.eos_token_id = 1048576 is not a token id"),
     ({"chat_template": 7}, "tokenizer.chat_template is no text"),
 ])  # fmt: skip
 def test_what_is_wrong_is_said_by_name(change: dict[str, Any], message: str) -> None:
