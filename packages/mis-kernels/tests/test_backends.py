@@ -217,9 +217,10 @@ def test_a_querys_bits_do_not_depend_on_how_it_is_chunked(backend: str, window: 
 
 @pytest.mark.parametrize("backend", ON_CPU)
 def test_a_capped_segments_bits_do_not_depend_on_other_segments(backend: str) -> None:
-    shape = {"contexts": (300, 70), "head_dim": 32, "cap": 2.0, "spread": 6.0, "limits": StepLimits(2, 320, 300)}
-    chosen = Segment(150)
-    alone, among = Case([chosen], **shape), Case([Segment(3), Segment(70, context=1), chosen, Segment(99)], **shape)
+    shape: dict[str, Any] = {"contexts": (300, 70), "tokens": 256, "head_dim": 32, "limits": StepLimits(2, 300, 128)}
+    shape |= {"cap": 2.0, "spread": 6.0}
+    chosen = Segment(90)
+    alone, among = Case([chosen], **shape), Case([Segment(3), Segment(70, context=1), chosen, Segment(60)], **shape)
 
     def rows(case: Case, index: int) -> np.ndarray:
         start = case.layout()[1][index]

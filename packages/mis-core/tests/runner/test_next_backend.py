@@ -75,8 +75,18 @@ class ToyBackend(XlaBackend):
         return LaidOut(**vars(segments), tiles=longest)
 
     def attend(
-        self, q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: LaidOut, *, scale: float
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        k_pages: Array,
+        v_pages: Array,
+        segments: LaidOut,
+        *,
+        scale: float,
+        cap: float | None = None,
     ) -> Array:
+        assert cap is None
         self.calls.add("attend")
         group, new = q.shape[1] // k.shape[1], jnp.arange(len(q))
         slots = segments.page_table.shape[1] * k_pages.shape[2]

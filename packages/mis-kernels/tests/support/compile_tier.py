@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 from jax import Array
@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mis_kernels import segment_attention, write_pages
+from mis_kernels.activations import Gate
 from mis_kernels.aot.targets import TARGETS, mesh
 from mis_kernels.backends.tpu.head import tpu_log_sum_exp
 from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
@@ -49,17 +50,20 @@ def programs() -> Iterator[Program]:
         yield attend, (*arrays(case, pages, segments), segments)
     for dtype in ("float32", "bfloat16"):
         inputs, segments = test_guard.step(*test_guard.items(0, 300, 40), dtype=dtype)
-        yield partial(segment_attention, scale=1.0, backend=backend_of(segments)), (*inputs, segments)
+        for cap in (None, test_guard.CAP):
+            yield partial(segment_attention, scale=1.0, cap=cap, backend=backend_of(segments)), (*inputs, segments)
         for vocab in (257, 9000):
             yield tpu_log_sum_exp, test_log_sum_exp.arguments(vocab, dtype)
+        yield partial(tpu_log_sum_exp, cap=test_log_sum_exp.CAP), test_log_sum_exp.arguments(257, dtype)
 
-    def multiply(x: Array, weight: QuantizedWeight, *residual: Array) -> Array:
-        return tpu_quantized_product(x, weight, test_tpu_products.LAYER, *residual, epsilon=1e-6)
+    def multiply(x: Array, weight: QuantizedWeight, *residual: Array, gate: Gate = "silu") -> Array:
+        return tpu_quantized_product(x, weight, test_tpu_products.LAYER, *residual, epsilon=1e-6, gate=gate)
 
     for depth, columns in ((256, 640), (128, 128)):
         x, residual = (test_tpu_products.rows_of(128, width) for width in (depth, columns))
         yield multiply, (x, test_tpu_products.stack(depth, columns), residual)
-        yield multiply, (x, test_tpu_products.stack(depth, columns, pair=True))
+        for gate in get_args(Gate):
+            yield partial(multiply, gate=gate), (x, test_tpu_products.stack(depth, columns, pair=True))
 
     heads = HeadShape(3, 3, 128)
 

@@ -223,13 +223,9 @@ CASES: dict[str, Case] = {
         [Segment(4, context=c) for c in range(6)], contexts=(1, 63, 64, 65, 600, 0), window=65
     ),
     "a window of one token": Case([Segment(70, paged=True), Segment(5, context=1)], contexts=(64, 100), window=1),
-    "a cap of flat logits": Case([Segment(20)] * 4, contexts=(200,), cap=50.0),
     "a cap that bites": Case([Segment(20)] * 4 + [Segment(130)], contexts=(300,), cap=5.0, spread=15.0),
     "a cap and a window over many contexts": Case(
         [Segment(4, context=c) for c in range(6)], contexts=(1, 63, 64, 65, 600, 0), window=65, cap=5.0, spread=15.0
-    ),
-    "a cap and a window over a later chunk": Case(
-        [Segment(130, paged=True)], contexts=(512,), window=128, cap=3.0, spread=12.0
     ),
     "2,000 items": Case([Segment(1 + n % 4) for n in range(2000)], contexts=(129,), kv_heads=1, group=1),
 }

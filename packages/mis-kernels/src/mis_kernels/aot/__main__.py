@@ -41,10 +41,9 @@ SLIDING = [
     AttentionSize(HEAD_SHAPES["ministral-8b"], 1024),
 ]
 
-CAPPED = [  # Gemma 2 2B's and 9B's
+CAPPED = [  # Gemma 2 2B's layers
     AttentionSize(HeadShape(8, 4, 256), cap=50.0),
     AttentionSize(HeadShape(8, 4, 256), 4096, cap=50.0),
-    AttentionSize(HeadShape(16, 8, 256), cap=50.0),
 ]
 
 QUICK_SIZES = [HeadSize(256, 1024, 151_936)]  # of Qwen3-0.6B
