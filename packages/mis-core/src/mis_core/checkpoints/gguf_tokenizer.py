@@ -50,8 +50,8 @@ _KINDS = {
     "qwen2": _Kind(_by_pattern(r"\p{N}")),
 }
 _MODELS = ("gpt2", "llama")
-# Where a file does not say; of Gemma's the end of a turn is known by its text, since converters do not write its id.
-_SENTENCEPIECE_IDS, _END_OF_TURN = {"bos": 1, "eos": 2, "unknown": 0}, "<end_of_turn>"
+# Where a file does not say. Gemma's end of an answer is known by its text, since converters do not write its id.
+_SENTENCEPIECE_IDS, _GEMMA_END = {"bos": 1, "eos": 2, "unknown": 0}, "<end_of_turn>"
 # Types of tokens that are found in texts as they stand: unknown, control, defined by a user.
 _ADDED = (2, 3, 4)
 _USER_DEFINED = 4
@@ -77,8 +77,8 @@ def build_tokenizer(fields: dict[str, Any]) -> StoredTokenizer:
     if len(types) != len(tokens):
         raise ModelError(f"tokenizer.ggml has {len(tokens)} tokens and the types of {len(types)}.")
     defaults = _SENTENCEPIECE_IDS if model == "llama" else {}
-    if model == "llama" and _END_OF_TURN in tokens:
-        defaults = defaults | {"eot": tokens.index(_END_OF_TURN)}
+    if model == "llama" and _GEMMA_END in tokens:
+        defaults = defaults | {"eot": tokens.index(_GEMMA_END)}
     named = _named(fields, len(tokens), defaults)
     if model == "llama":
         backend, adds_bos = _sentencepiece(fields, tokens, types, named.get("unknown")), True
