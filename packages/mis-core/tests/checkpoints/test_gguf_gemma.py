@@ -11,6 +11,9 @@ import pytest
 
 from mis_core.checkpoints import open_checkpoint
 from mis_core.errors import ModelError
+from mis_core.models.config import read_model_config
+from mis_testing import tiny_checkpoint
+from mis_testing.gguf_file import write_gguf
 
 _LAYERS = {"gemma2": 26, "gemma3": 18}
 Write = Callable[[gguf.GGUFWriter], object]
@@ -225,3 +228,12 @@ def test_norms_of_other_architectures_are_what_a_directory_has(tmp_path: Path) -
     assert not open_checkpoint(tmp_path / "model.gguf").norms_have_one
     (tmp_path / "config.json").write_text("{}")
     assert not open_checkpoint(tmp_path).norms_have_one
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+def test_a_reranker_is_the_classifier_of_its_family(family: str, tmp_path: Path) -> None:
+    directory = tiny_checkpoint(tmp_path / "model", family, head_labels=("no", "yes"))
+    expected = read_model_config(directory)
+    config = read_model_config(write_gguf(tmp_path / "model.gguf", directory))
+    assert (config.architecture, config.head_labels) == (expected.architecture, expected.head_labels)
+    assert (config.attention_cap, config.logit_cap) == (expected.attention_cap, None)

@@ -138,6 +138,7 @@ def test_broken_fields_are_refused_by_name(change: dict[str, Any], message: str)
     (handmade(a=-1, ab=-3), "tokenizer.ggml.tokens has 'ab', joined of a character that is no piece"),
     (handmade(a=-1) | {"ggml.tokens": ["a"] * 260}, "tokenizer.ggml.tokens has 'a' twice"),
     (handmade(a=-1) | {"ggml.tokens": [str(number) for number in range(260)]}, "tokens has no piece <0x00>"),
+    (handmade(a=float("nan")), "tokenizer.ggml.scores has NaN or infinity"),
     (handmade(a=-1, **{"a" * 257: -2}), "pieces of up to 257 characters"),
 ])  # fmt: skip
 def test_what_is_no_such_vocabulary_is_refused_by_name(made: dict[str, Any], message: str) -> None:

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from mis_core import Engine
 from mis_core.checkpoints import open_model
 from mis_core.checkpoints.lora_settings import HARMLESS, REFUSED, UNDERSTOOD, parse_lora_settings
+from mis_core.checkpoints.text_settings import name_in_text
 from mis_core.config import EngineConfig
 from mis_core.errors import ModelError
 from mis_testing.checkpoint import tiny_checkpoint
@@ -28,7 +29,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to True"),
 ]
 
-FAMILIES = ("qwen3", "qwen2", "llama", "mistral", "smollm3")
+FAMILIES = [
+    "qwen3", "qwen2", "llama", "mistral", "smollm3",
+    *(pytest.param(family, marks=pytest.mark.full) for family in ("ministral", "gemma2", "gemma3")),
+]  # fmt: skip
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 EVERYTHING = {
     "r": 3,
@@ -129,6 +133,36 @@ def test_scores_are_those_of_peft_on_transformers(family: str, tmp_path: Path) -
     np.testing.assert_allclose(ours, torch.softmax(logits, -1)[labels].numpy(), atol=1e-4, rtol=1e-4)
     with Engine.from_pretrained(model, **options) as engine:  # without it they are others
         assert np.abs(engine.score(tokens[:3], [tokens[3:]], labels).scores[0] - ours).max() > 1e-5
+
+
+@pytest.mark.parametrize("stored", ["model.language_model.", "language_model.model."])
+@pytest.mark.parametrize("trained_on", ["model.language_model.", "language_model.model.", "model."])
+def test_an_adapter_of_a_model_that_also_reads_images_changes_its_text(
+    stored: str, trained_on: str, tmp_path: Path
+) -> None:
+    """Whichever way either spells its tensors; what belongs to the tower is left as it is, and out."""
+    text = tiny_checkpoint(tmp_path / "text", "gemma3")
+    adapter = tmp_path / "adapter"
+    save_adapter(load(text), adapter, target_modules=["q_proj"], trainable_token_indices={"embed_tokens": [7]})
+    expected = merged(text, adapter)
+    rename(adapter / "adapter_model.safetensors", "base_model.model.model.", f"base_model.model.{trained_on}")
+    rename(text / "model.safetensors", "model.", stored)
+    tower = f"{'model.' if stored.startswith('model.') else ''}vision_tower.layers.0.self_attn.q_proj.weight"
+    tensors = load_file(text / "model.safetensors")
+    save_file(tensors | {tower: np.ones((4, 4), np.float32)}, text / "model.safetensors")
+    settings = json.loads((text / "config.json").read_text())
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": settings}
+    (text / "config.json").write_text(json.dumps(whole))
+    found = merged(text, adapter)
+    assert found.pop(tower).shape == (4, 4)
+    assert {name_in_text(name) for name in found} == {name_in_text(name) for name in expected}
+    wanted = {name_in_text(name): weight for name, weight in expected.items()}
+    assert all(np.array_equal(weight, wanted[name_in_text(name)]) for name, weight in found.items())
+
+
+def rename(path: Path, old: str, new: str) -> None:
+    tensors = load_file(path)
+    save_file({name.replace(old, new, 1) if name.startswith(old) else name: x for name, x in tensors.items()}, path)
 
 
 def test_an_adapter_of_a_model_without_its_head_is_found(model: Path, adapter: Path, tmp_path: Path) -> None:

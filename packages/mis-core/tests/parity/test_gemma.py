@@ -14,11 +14,14 @@ from mis_core import Engine
 from mis_core.checkpoints.directory import DirectoryCheckpoint
 from mis_core.models import config
 from mis_core.runner import head, sampling, step
+from mis_kernels.backends.native import calls, library
 from mis_testing.options import SMALL_ENGINE
 from mis_testing.oracle import PointwiseOracle
 from mis_testing.tolerances import assert_scores_close
 
 pytestmark = pytest.mark.parity
+WITHOUT = library.why_not() or ("has AMX, where XLA multiplies" if library.has_tiles() else None)
+NEEDS_NATIVE = pytest.mark.skipif(WITHOUT is not None, reason=f"needs native logits: this machine {WITHOUT}")
 
 _random = np.random.default_rng(5)
 QUERY: list[int] = _random.integers(0, 900, 90).tolist()
@@ -115,6 +118,21 @@ def test_what_makes_a_gemma_is_noticed_when_it_is_forgotten(
     plant(monkeypatch)
     with engine_of(path) as engine, pytest.raises(AssertionError):
         assert_equal_to_transformers(engine, oracle)
+
+
+@NEEDS_NATIVE
+def test_a_cap_that_the_native_log_sum_exp_forgets_is_noticed(
+    checkpoint_factory: Callable[..., Path],
+    oracle_factory: Callable[..., PointwiseOracle],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = checkpoint_factory("gemma2")
+    expected = oracle_factory(path, "bfloat16").label_logprobs(SEQUENCES, LABELS)
+    with engine_of(path, dtype="bfloat16") as engine:
+        assert_scores_close(of_vocabulary(engine), expected, "bfloat16", "logprob")
+    monkeypatch.setattr(calls, "capped", lambda values, cap: values)
+    with engine_of(path, dtype="bfloat16") as engine, pytest.raises(AssertionError):
+        assert_scores_close(of_vocabulary(engine), expected, "bfloat16", "logprob")
 
 
 def within(path: Path, text: Path, spelling: str) -> Path:

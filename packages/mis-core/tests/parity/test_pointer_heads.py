@@ -87,7 +87,7 @@ def test_answers_are_those_of_the_package(engine: "Engine", folder: Path) -> Non
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "mistral", "smollm3"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "mistral", "ministral", "smollm3", "gemma2", "gemma3"])
 def test_so_they_are_of_every_family_and_with_tokens_that_the_model_lacks(tmp_path: Path, family: str) -> None:
     from mis_core import Engine
 

@@ -83,6 +83,11 @@ class Checkpoint(ABC):
     settings_path: Path
 
     @property
+    def has_windows(self) -> bool:
+        """Whether layers slide that the settings say slide."""
+        return True
+
+    @property
     def norms_have_one(self) -> bool:
         """Whether norms whose factor is `1 + weight`, as Gemma's, are stored as that sum instead of the weight.
 

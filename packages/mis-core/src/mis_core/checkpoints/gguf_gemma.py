@@ -75,6 +75,7 @@ def gemma_settings(
         **{name: value for name, value in settings.items() if name not in ("rope_scaling", "rope_theta")},
         **caps,
         **_rope(path, kind, found, settings),
+        "architectures": [name.replace("Gemma3ForSeq", "Gemma3TextForSeq") for name in settings["architectures"]],
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": _scores_scale(settings, layers == kind.layers_of_27b),
         "sliding_window": window or None,

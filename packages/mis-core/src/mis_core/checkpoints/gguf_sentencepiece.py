@@ -11,6 +11,7 @@ Sources: `llm_tokenizer_spm_session` and `tokenizer_st_partition` in `src/llama-
 (2026); `models/bpe/` of `tokenizers` 0.23.
 """
 
+import math
 from collections.abc import Sequence, Set
 from itertools import pairwise
 
@@ -73,9 +74,11 @@ def _merges(tokens: Sequence[str], scores: Sequence[float], joined: Sequence[int
     """Return the splits of all pieces that are joined of others, the highest score first.
 
     Raises:
-        ModelError: two such pieces have the same score, one is joined of a character that is no piece, or they are too
-            long.
+        ModelError: a score is not finite, two such pieces have the same score, one is joined of a character that is no
+            piece, or they are too long.
     """
+    if not all(map(math.isfinite, scores)):
+        raise ModelError("tokenizer.ggml.scores has NaN or infinity, which is no order.")
     pieces = {tokens[number] for number in joined}
     lens = [*map(len, pieces)]
     if max(lens, default=0) > _LONGEST or sum(lens) > _MOST_CHARACTERS:

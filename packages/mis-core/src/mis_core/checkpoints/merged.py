@@ -15,6 +15,7 @@ from mis_core.checkpoints.files import Files, is_there
 from mis_core.checkpoints.lora_settings import EMBEDDING, LoraSettings, parse_lora_settings
 from mis_core.checkpoints.safetensors_files import open_safetensors
 from mis_core.checkpoints.signs import Signs, location
+from mis_core.checkpoints.text_settings import is_name_of_images, is_tied, name_in_text
 from mis_core.errors import ModelError, shown
 
 _SETTINGS, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -22,7 +23,7 @@ _WRAPPED = "base_model.model."
 _ENDINGS = {".lora_A.weight": "A", ".lora_B.weight": "B"}
 _TOKENS = f"{EMBEDDING}.token_adapter.trainable_tokens_delta"  # the new rows, not differences, despite the name
 _WHOLE = f"{EMBEDDING}.weight", f"{EMBEDDING}.token_adapter.base_layer.weight"  # saved where tokens were added
-_PREFIX, _HEAD = "model.", "lm_head.weight"
+_HEAD = "lm_head.weight"
 _PRODUCTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Modules that adapters may change, besides single rows of the embedding; others are refused by name."""
 
@@ -92,7 +93,7 @@ class LoraAdapter:
             found: dict[str, dict[str, Any]] = {}
             of_embedding: dict[bool, tuple[Any, str]] = {}
             for name in names:
-                within = _within_model(name.removeprefix(_WRAPPED))
+                within = name_in_text(name.removeprefix(_WRAPPED))
                 if within == _TOKENS or within in _WHOLE:
                     if (within in _WHOLE) in of_embedding:
                         raise ModelError(f"{path}: has two tensors of rows of the embedding.")
@@ -131,6 +132,11 @@ class MergedCheckpoint(Checkpoint):
         self.settings_path = checkpoint.settings_path
         self._checkpoint = checkpoint
         self._adapters = adapters
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether the checkpoint's layers slide; see `Checkpoint`."""
+        return self._checkpoint.has_windows
 
     @property
     def norms_have_one(self) -> bool:
@@ -177,8 +183,8 @@ class MergedCheckpoint(Checkpoint):
             for adapter in self._adapters:
                 matrices = opened.enter_context(adapter.tensors())
                 with _naming(adapter.path):
-                    is_tied = self.settings().get("tie_word_embeddings") is True
-                    stored |= _changed(adapter, adapter.settings(), matrices, stored, is_tied=is_tied)
+                    tied = is_tied(self.settings())
+                    stored |= _changed(adapter, adapter.settings(), matrices, stored, is_tied=tied)
             yield stored
 
 
@@ -237,7 +243,9 @@ def _changed(
     path, products = adapter.path / _WEIGHTS, _products(stored)
     changed = _with_rows(path, settings.tokens(), matrices, stored, is_tied=is_tied)
     for module, pair in matrices.products.items():
-        name = products.get(_within_model(module))
+        if is_name_of_images(module):
+            continue
+        name = products.get(name_in_text(module))
         if name is None:
             known = ", ".join(_PRODUCTS)
             raise ModelError(f"{path}: {shown(module, 200)} is none of the model's modules that are merged: {known}.")
@@ -251,7 +259,8 @@ def _changed(
         if name in changed:
             raise ModelError(f"{path}: changes {name} twice.")
         changed[name] = _MergedTensor(stored[name], pair["A"], pair["B"], settings.scale(module))
-    prefix = _PREFIX if all(module.startswith(_PREFIX) for module in matrices.products) else ""
+    prefixes = {module.removesuffix(name_in_text(module)) for module in matrices.products}
+    prefix = prefixes.pop() if len(prefixes) == 1 else ""
     for module, name in products.items():
         if name not in changed and settings.targets(prefix + module):
             raise ModelError(f"{path}: {prefix}{module} has no tensors, though target_modules names it.")
@@ -276,7 +285,7 @@ def _with_rows(
         raise ModelError(f"{path}: trainable_token_indices and rows of the embedding come together; one is missing.")
     if matrices.rows is None and matrices.embedding is None:
         return {}
-    names = [name for name in stored if _within_model(name) == f"{EMBEDDING}.weight"]
+    names = [name for name in stored if name_in_text(name) == f"{EMBEDDING}.weight"]
     names += [_HEAD] if is_tied and _HEAD in stored else []
     if not names:
         raise ModelError(f"{path}: has rows of an embedding that the model does not have.")
@@ -301,9 +310,5 @@ def _check_shape(path: Path, tensor: tuple[Any, str], shape: tuple[int, ...]) ->
 def _products(stored: Mapping[str, StoredTensor]) -> dict[str, str]:
     """Return the names of the tensors that may be changed, by their modules' names within the model."""
     endings = tuple(f".{product}.weight" for product in _PRODUCTS)
-    return {_within_model(name.removesuffix(".weight")): name for name in stored if name.endswith(endings)}
-
-
-def _within_model(module: str) -> str:
-    """Leave out what a model with a head has before the names of its layers."""
-    return module.removeprefix(_PREFIX)
+    names = [name for name in stored if name.endswith(endings) and not is_name_of_images(name)]
+    return {name_in_text(name.removesuffix(".weight")): name for name in names}

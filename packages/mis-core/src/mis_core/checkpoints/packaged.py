@@ -17,13 +17,15 @@ from mis_core.checkpoints.merged import LoraAdapter
 from mis_core.checkpoints.pointer_files import ADAPTER, SETTINGS, TOKENIZER, WEIGHTS, StoredPointer, read_pointer
 from mis_core.checkpoints.safetensors_files import open_safetensors
 from mis_core.checkpoints.signs import Signs, location
-from mis_core.checkpoints.text_settings import text_settings
+from mis_core.checkpoints.text_settings import is_of_images, is_tied, text_settings
 from mis_core.checkpoints.tokenizer_files import read_tokenizer
 from mis_core.errors import ModelError, shown
 
 _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 _LINEAR = ("q", "k")
 _ROWS = {f"proj.{part}": [f"{name}.{part}" for name in _LINEAR] for part in ("weight", "bias")}
+
+_TEXTS = {"Gemma3ForCausalLM": "Gemma3TextModel"}  # classes without a head that are named otherwise
 
 
 class PackagedCheckpoint(Checkpoint):
@@ -45,9 +47,19 @@ class PackagedCheckpoint(Checkpoint):
         """Whether the language model's are stored so; see `Checkpoint`."""
         return self._checkpoint.norms_have_one
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether layers slide: any2jev has a mask of its own, which hides nothing but other branches."""
+        return False
+
     def settings(self) -> dict[str, Any]:
         """Return the settings of a model that has no head of its own, and the folder's tokens; see `Checkpoint`."""
-        own = text_settings(self._checkpoint.settings())
+        own = self._checkpoint.settings()
+        if is_of_images(own):
+            raise ModelError(
+                f"{self.path}: a pointer head is read with a language model, not with one that reads images."
+            )
+        own = text_settings(own)
         if own.get("hidden_size") != self._pointer.embed:
             raise ModelError(
                 f"{self._folder / SETTINGS}: hidden_size is {self._pointer.embed}, and that of {self.path.name} is "
@@ -106,7 +118,7 @@ class PackagedCheckpoint(Checkpoint):
         with self._checkpoint.tensors() as stored:
             own = text_settings(self._checkpoint.settings())
             names = [name for name in stored if name.endswith(_EMBEDDING)]
-            if not names and own.get("tie_word_embeddings") is True:
+            if not names and is_tied(own):
                 names = [_HEAD]  # such a model may have either
             found = {name: tensor for name, tensor in stored.items() if name != _HEAD or name in names}
             if (rows := self._rows(own)) != own.get("vocab_size"):
@@ -129,7 +141,7 @@ def _without_head(architectures: Any) -> Any:
     """Return the names of classes without the head of a language model; what is no list of names is refused later."""
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         return architectures
-    return [re.sub("ForCausalLM$", "Model", name) for name in architectures]
+    return [_TEXTS.get(name) or re.sub("ForCausalLM$", "Model", name) for name in architectures]
 
 
 class _Stacked(StoredTensor):

@@ -1,4 +1,4 @@
-"""The settings of a checkpoint's language model, which may be a part of a larger model."""
+"""The settings of a checkpoint's language model, and the names of its tensors: it may be a part of a larger model."""
 
 import json
 from collections.abc import Mapping
@@ -9,6 +9,10 @@ from mis_core.errors import ModelError
 WITHIN = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
 """Models that also read images, and the class of the language model that is their text."""
 
+TIED = ("gemma2", "gemma3_text", "smollm3")
+"""Types of models whose head is the embedding where `tie_word_embeddings` is silent, as transformers has it."""
+
+_MODEL, _OF_TEXT, _OF_IMAGES = "model.", "language_model.", ("vision_tower.", "multi_modal_projector.")
 _SAVED = "jev"  # `model_type` of a saved decision model
 _VOCABULARY = 262_208  # where settings within are silent, as transformers' Gemma3TextConfig has it
 
@@ -43,3 +47,28 @@ def text_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         "tie_word_embeddings": settings.get("tie_word_embeddings", True),  # which transformers reads here
         "final_logit_softcapping": None,  # of language models alone, in transformers
     }  # fmt: skip
+
+
+def is_tied(settings: Mapping[str, Any]) -> bool:
+    """Whether the head of the language model is its embedding.
+
+    Raises:
+        ModelError: as `text_settings`.
+    """
+    text = text_settings(settings)
+    said = text.get("tie_word_embeddings")
+    return text.get("model_type") in TIED if said is None else said is True
+
+
+def name_in_text(name: str) -> str:
+    """Return the name of a tensor or module within the language model, however much of it a model has before it.
+
+    A model with a head has `model.` there. One that also reads images has `model.language_model.` since transformers
+    4.52, and had `language_model.model.` before.
+    """
+    return name.removeprefix(_MODEL).removeprefix(_OF_TEXT).removeprefix(_MODEL)
+
+
+def is_name_of_images(name: str) -> bool:
+    """Whether a tensor or module of a model that also reads images is no part of its language model."""
+    return name.removeprefix(_MODEL).startswith(_OF_IMAGES)

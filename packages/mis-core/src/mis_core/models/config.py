@@ -19,8 +19,8 @@ from mis_core.models.layers import Layer
 from mis_core.models.rope import parse_ropes, positive_number
 from mis_core.models.settings import check_settings
 from mis_core.models.windows import sliding_windows
+from mis_kernels.activations import Gate
 from mis_kernels.heads import HeadShape
-from mis_kernels.weights import Gate
 
 # How a classifier's probabilities are made where `problem_type` is silent: softmax, or sigmoid of a single row.
 _ACTIVATIONS: dict[str, Activation] = {
@@ -148,7 +148,10 @@ def read_model_config(
     check_numbers(raw, checkpoint)
     decision = None if head is None else DecisionRows(head.rows, head.softcap, head.has_bias)
     try:
-        return parse_model_config(raw, ignore_unknown=ignore_unknown, decision=decision)
+        config = parse_model_config(raw, ignore_unknown=ignore_unknown, decision=decision)
+        if checkpoint.has_windows:
+            return config
+        return replace(config, layers=tuple(replace(layer, window=None) for layer in config.layers))
     except ModelError as error:
         raise ModelError(f"{checkpoint.settings_path}: {error.message}") from None
     except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from mis_core.checkpoints.text_settings import WITHIN
+from mis_core.checkpoints.text_settings import TIED, WITHIN
 from mis_core.models.windows import SlidingLayers, all_layers, by_pattern, from_max_window_layers, without_rope
-from mis_kernels.weights import Gate
+from mis_kernels.activations import Gate
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,6 @@ class Family:
         head_dim: Head size where `config.json` is silent; None: `hidden_size / num_attention_heads`.
         max_positions: Longest sequence in tokens where it is silent, as transformers has it.
         theta: Base of RoPE's frequencies where it is silent.
-        tied: Whether the head is the embedding where it is silent.
         sliding: How layers slide; None: they never do.
         nope_interval: Every so many layers one has no RoPE where it is silent; None: all have.
         local_theta: Base of RoPE's frequencies of layers that slide where it is silent; None: they have the same RoPE.
@@ -48,7 +47,6 @@ class Family:
     head_dim: int | None = None
     max_positions: int = 32768
     theta: float = 1e4
-    tied: bool = False
     sliding: SlidingLayers | None = None
     nope_interval: int | None = None
     local_theta: float | None = None
@@ -71,6 +69,11 @@ class Family:
     def model_type(self) -> str:
         """What its `config.json` has as `model_type`."""
         return f"{self.name.lower()}_text" if self.is_text else self.name.lower()
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding where it is silent."""
+        return self.model_type in TIED
 
     @property
     def bare(self) -> str:
@@ -107,18 +110,18 @@ _DECODERS = (
     Family("Mistral", ("sliding_window",), max_positions=131072, sliding=SlidingLayers(all_layers)),
     Family("Ministral", ("sliding_window",), max_positions=131072, sliding=SlidingLayers(all_layers, obeys_types=True)),
     Family(
-        "SmolLM3", (*_BIASES, *_WINDOWS, *_NOPE), theta=2e6, tied=True, nope_interval=4,
+        "SmolLM3", (*_BIASES, *_WINDOWS, *_NOPE), theta=2e6, nope_interval=4,
         sliding=SlidingLayers(without_rope, None, needs_switch=True, obeys_types=True),
     ),
     Family(
-        "Gemma2", _GEMMA, sizes={"num_key_value_heads": 4}, head_dim=256, max_positions=8192, tied=True,
+        "Gemma2", _GEMMA, sizes={"num_attention_heads": 8, "num_key_value_heads": 4}, head_dim=256, max_positions=8192,
         sliding=SlidingLayers(by_pattern(2, None), obeys_types=True, always=True), gate="gelu_tanh", norms_add_one=True,
         norms_outputs=True, scales_embedding=True, query_scalar=256, attention_cap=50.0, logit_cap=30.0,
     ),
     Family(
         "Gemma3", (*_GEMMA, "rope_local_base_freq", "sliding_window_pattern"), is_text=True,
         sizes={"num_attention_heads": 8, "num_key_value_heads": 4}, qk_norm=True, head_dim=256,
-        max_positions=131072, theta=1e6, local_theta=1e4, tied=True,
+        max_positions=131072, theta=1e6, local_theta=1e4,
         sliding=SlidingLayers(by_pattern(6, "sliding_window_pattern"), obeys_types=True, always=True), gate="gelu_tanh",
         norms_add_one=True, norms_outputs=True, scales_embedding=True, query_scalar=256,
     ),

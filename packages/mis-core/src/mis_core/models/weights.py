@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from tqdm import tqdm
 
 from mis_core.checkpoints import Checkpoint, StoredTensor, open_checkpoint
+from mis_core.checkpoints.text_settings import is_name_of_images, name_in_text
 from mis_core.errors import ModelError
 from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import NORM_OF, NORMS, Decoder
@@ -31,7 +32,6 @@ _DERIVED_SUFFIX = "rotary_emb.inv_freq"
 
 _PREFIX = "model."
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_OF_TEXT, _OF_IMAGES = "language_model.", ("vision_tower.", "multi_modal_projector.")  # of a model that reads both
 _ROWS, _ROWS_AS_SAVED = "proj.weight", "weight"  # of a decision head
 
 _WIDE = ("decision_head", "decision_bias", *NORMS)  # float32, whatever the others are
@@ -309,12 +309,10 @@ def _by_parameter(
     found: dict[str, StoredTensor] = {}
     names: dict[str, str] = {}
     for name, tensor in stored.items():
-        part = name.removeprefix(_PREFIX)  # as transformers has it from 4.52 on, before the name of the part
-        if is_within and part.startswith(_OF_IMAGES):
+        if is_within and is_name_of_images(name):
             continue
-        own = part.removeprefix(_OF_TEXT) if is_within else name
-        spellings = own.removeprefix(_PREFIX), _PREFIX + own, own
-        target = next((spelling for spelling in spellings if spelling in wanted), name)
+        own = name_in_text(name)
+        target = own if own in wanted else _PREFIX + own if _PREFIX + own in wanted else name
         if name == _ROWS_AS_SAVED and _ROWS in wanted:
             target = _ROWS
         if target in found:

@@ -71,13 +71,14 @@ def norm_rope(
     if not _fits(qkv):
         return rope.norm_rope(qkv, cos, sin, q_norm, k_norm, epsilon)
     tokens, kv_heads, parts, head_dim = qkv.shape
-    given = [jnp.zeros(head_dim)] * 2 if q_norm is None or k_norm is None else [q_norm, k_norm]
-    weights = (weight.astype(jnp.float32) for weight in given)
+    normed = q_norm is not None and k_norm is not None
+    given = (q_norm, k_norm) if normed else [jnp.zeros(head_dim)] * 2
+    weights = [jnp.asarray(weight, jnp.float32) for weight in given]
     heads = (kv_heads * (parts - 2), kv_heads, kv_heads)
     call = jax.ffi.ffi_call(
         "mis_norm_rope", [jax.ShapeDtypeStruct((tokens, count, head_dim), jnp.uint16) for count in heads]
     )
-    q, k, v = call(to_bits(qkv), cos, sin, *weights, epsilon=np.float32(epsilon), normed=np.bool_(q_norm is not None))
+    q, k, v = call(to_bits(qkv), cos, sin, *weights, epsilon=np.float32(epsilon), normed=np.bool_(normed))
     return from_bits(q), from_bits(k), from_bits(v)
 
 
