@@ -1,11 +1,10 @@
 """Weights: from a checkpoint's tensors to the decoder's stacked arrays.
 
-`tensors_of` says once where every tensor of a checkpoint goes and how it is turned; all families
-share it, and a family's switches decide which lines apply. Only headers are read until everything
-has been found complete, so a broken checkpoint fails in a moment and by name.
+`tensors.tensors_of` says where every tensor goes. Only headers are read until everything has been found complete, so a
+broken checkpoint fails in a moment and by name.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +21,8 @@ from mis_core.errors import ModelError
 from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import NORM_OF, NORMS, Decoder
 from mis_core.models.parallel import PRODUCTS, TENSOR, backend_for, make_mesh, packs, partition, placement, spread_heads
+from mis_core.models.tensors import EMBEDDING, HEAD, ROWS, Tensor, tensors_of
 from mis_kernels.backends import Backend
-from mis_kernels.heads import HeadShape
 from mis_kernels.quantized import block_of, quantize
 from mis_kernels.weights import StoredWeight
 
@@ -31,147 +30,11 @@ from mis_kernels.weights import StoredWeight
 _DERIVED_SUFFIX = "rotary_emb.inv_freq"
 
 _PREFIX = "model."
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_ROWS, _ROWS_AS_SAVED = "proj.weight", "weight"  # of a decision head
+_ROWS_AS_SAVED = "weight"  # of a decision head
 
 _WIDE = ("decision_head", "decision_bias", *NORMS)  # float32, whatever the others are
 
 _CHECKED = 1 << 22  # elements at a time, so that no copy of a parameter is made
-
-Store = Callable[[np.ndarray, np.ndarray], None]
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """One tensor of a checkpoint and its place in the decoder.
-
-    Attributes:
-        name: Name in the checkpoint.
-        shape: Shape in the checkpoint.
-        target: Path of the decoder's parameter.
-        store: Writes the stored array into its part of the target, turned as needed.
-        layer: Index along the target's leading `layers` axis, or None where it has none.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    target: tuple[str, ...]
-    store: Store
-    layer: int | None = None
-
-
-def tensors_of(config: ModelConfig, tensor_parallel: int = 1) -> Iterator[Tensor]:
-    """List every tensor that a checkpoint of this shape must have.
-
-    Args:
-        config: The checkpoint's shape.
-        tensor_parallel: Devices the layers are cut over; the decoder's heads are `spread_heads` of it.
-    """
-    spread = spread_heads(config, tensor_parallel).attention
-    yield Tensor(_EMBEDDING, (config.vocab_size, config.embed), ("embedding",), _copy)
-    yield Tensor("model.norm.weight", (config.embed,), ("norm",), _copy)
-    if not config.tied:
-        name = "score.weight" if config.family.classifies else _HEAD
-        yield Tensor(name, (config.head_rows, config.embed), ("head",), _copy)
-    if config.family.of_tokens:
-        yield Tensor("score.bias", (config.head_rows,), ("head_bias",), _copy)
-    if config.decision is not None:
-        yield Tensor(_ROWS, (config.decision.count, config.embed), ("decision_head",), _copy)
-        if config.decision.has_bias:
-            yield Tensor("proj.bias", (config.decision.count,), ("decision_bias",), _copy)
-    for layer in range(len(config.layers)):
-        for name, shape, target, store in _layer_tensors(config, spread):
-            yield Tensor(f"model.layers.{layer}.{name}", shape, ("layers", target), store, layer)
-
-
-def _layer_tensors(config: ModelConfig, spread: HeadShape) -> Iterator[tuple[str, tuple[int, ...], str, Store]]:
-    embed, mlp, heads = config.embed, config.mlp, config.attention
-    q, kv = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
-    for projection, width in (("q", q), ("k", kv), ("v", kv)):
-        store = _queries(heads, spread) if projection == "q" else _keys_or_values(heads, spread, projection)
-        yield f"self_attn.{projection}_proj.weight", (width, embed), "qkv", store
-        if config.qkv_bias:
-            yield f"self_attn.{projection}_proj.bias", (width,), "qkv_bias", store
-    if config.family.qk_norm:
-        yield "self_attn.q_norm.weight", (heads.head_dim,), "q_norm", _copy
-        yield "self_attn.k_norm.weight", (heads.head_dim,), "k_norm", _copy
-    yield "self_attn.o_proj.weight", (embed, q), "out", _output(heads, spread)
-    if config.attention_bias:
-        yield "self_attn.o_proj.bias", (embed,), "out_bias", _copy
-    yield "input_layernorm.weight", (embed,), "attention_norm", _copy
-    if config.family.norms_outputs:
-        yield "post_attention_layernorm.weight", (embed,), "attention_out_norm", _copy
-        yield "pre_feedforward_layernorm.weight", (embed,), "mlp_norm", _copy
-        yield "post_feedforward_layernorm.weight", (embed,), "mlp_out_norm", _copy
-    else:
-        yield "post_attention_layernorm.weight", (embed,), "mlp_norm", _copy
-    yield "mlp.gate_proj.weight", (mlp, embed), "gate_up", _half(0)
-    yield "mlp.up_proj.weight", (mlp, embed), "gate_up", _half(1)
-    yield "mlp.down_proj.weight", (embed, mlp), "down", _transposed
-    if config.mlp_bias:
-        yield "mlp.gate_proj.bias", (mlp,), "gate_up_bias", _half(0)
-        yield "mlp.up_proj.bias", (mlp,), "gate_up_bias", _half(1)
-        yield "mlp.down_proj.bias", (embed,), "down_bias", _copy
-
-
-def _copy(target: np.ndarray, stored: np.ndarray) -> None:
-    target[...] = stored
-
-
-def _transposed(target: np.ndarray, stored: np.ndarray) -> None:
-    target[...] = stored.T.reshape(target.shape)
-
-
-def _spread(stored: np.ndarray, own: HeadShape, spread: HeadShape) -> np.ndarray:
-    """Divide query heads `[heads, head_dim, ...]` among the copies of their KV head, zeros behind the last.
-
-    Returns `[kv_heads of spread, group of spread, head_dim, ...]`.
-    """
-    copies = spread.kv_heads // own.kv_heads
-    heads = stored.reshape(own.kv_heads, own.group, own.head_dim, *stored.shape[2:])
-    missing = copies * spread.group - own.group
-    heads = np.pad(heads, ((0, 0), (0, missing), *((0, 0),) * (heads.ndim - 2)))
-    return heads.reshape(spread.kv_heads, spread.group, *heads.shape[2:])
-
-
-def _by_head(target: np.ndarray, spread: HeadShape) -> np.ndarray:
-    """View a weight `[embed, columns]` or a bias as `[(embed,) kv_heads, group + 2, head_dim]`."""
-    heads = (spread.kv_heads, spread.group + 2, spread.head_dim)
-    return target.reshape(heads if target.shape == heads else (len(target), *heads))
-
-
-def _queries(own: HeadShape, spread: HeadShape) -> Store:
-    def store(target: np.ndarray, stored: np.ndarray) -> None:
-        heads = _spread(stored.reshape(own.heads, own.head_dim, *stored.shape[1:]), own, spread)
-        by_head = _by_head(target, spread)
-        by_head[..., : spread.group, :] = np.moveaxis(heads, 3, 0) if stored.ndim == 2 else heads
-
-    return store
-
-
-def _keys_or_values(own: HeadShape, spread: HeadShape, projection: str) -> Store:
-    def store(target: np.ndarray, stored: np.ndarray) -> None:
-        heads = stored.reshape(own.kv_heads, own.head_dim, *stored.shape[1:])
-        heads = np.repeat(heads, spread.kv_heads // own.kv_heads, axis=0)
-        by_head = _by_head(target, spread)
-        by_head[..., spread.group + "kv".index(projection), :] = np.moveaxis(heads, 2, 0) if stored.ndim == 2 else heads
-
-    return store
-
-
-def _output(own: HeadShape, spread: HeadShape) -> Store:
-    def store(target: np.ndarray, stored: np.ndarray) -> None:
-        heads = _spread(stored.T.reshape(own.heads, own.head_dim, -1), own, spread)
-        target[...] = heads.reshape(target.shape)
-
-    return store
-
-
-def _half(index: int) -> Store:
-    def store(target: np.ndarray, stored: np.ndarray) -> None:
-        target[index] = stored.T
-
-    return store
 
 
 def load_decoder(
@@ -291,9 +154,9 @@ def _is_finite(weight: np.ndarray) -> bool:
 
 def _is_tied(stored: Mapping[str, StoredTensor]) -> bool:
     """Whether a stored head, if there is one, equals the embedding."""
-    if _HEAD not in stored:
+    if HEAD not in stored:
         return True
-    return np.array_equal(stored[_HEAD].read(), stored[_EMBEDDING].read())
+    return np.array_equal(stored[HEAD].read(), stored[EMBEDDING].read())
 
 
 def _by_parameter(
@@ -305,7 +168,7 @@ def _by_parameter(
     tied model the head may be stored in place of the embedding. transformers 5.24 saves the rows of a decision head as
     `weight`. Of a model that also reads images only the text is returned (`is_within`).
     """
-    wanted = wanted | {_HEAD} if tied else wanted
+    wanted = wanted | {HEAD} if tied else wanted
     found: dict[str, StoredTensor] = {}
     names: dict[str, str] = {}
     for name, tensor in stored.items():
@@ -313,13 +176,13 @@ def _by_parameter(
             continue
         own = name_in_text(name)
         target = own if own in wanted else _PREFIX + own if _PREFIX + own in wanted else name
-        if name == _ROWS_AS_SAVED and _ROWS in wanted:
-            target = _ROWS
+        if name == _ROWS_AS_SAVED and ROWS in wanted:
+            target = ROWS
         if target in found:
             raise ModelError(f"{path}: tensors {names[target]} and {name} are the same parameter; keep one of them.")
         found[target], names[target] = tensor, name
-    if tied and _EMBEDDING not in found and _HEAD in found:
-        found[_EMBEDDING] = found.pop(_HEAD)
+    if tied and EMBEDDING not in found and HEAD in found:
+        found[EMBEDDING] = found.pop(HEAD)
     return found
 
 
@@ -328,7 +191,7 @@ def _check_found(
 ) -> None:
     """Refuse tensors unless what is expected is all there, and nothing else."""
     path, settings, known_types = checkpoint.path, checkpoint.settings_path.name, checkpoint.stored_types()
-    known = {_HEAD} if unused_head else set()
+    known = {HEAD} if unused_head else set()
     for tensor in expected:
         if tensor.name not in stored:
             raise ModelError(f"{path}: tensor {tensor.name} is missing.")

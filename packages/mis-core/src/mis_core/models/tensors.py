@@ -1,0 +1,154 @@
+"""The tensors of a checkpoint: where each goes in the decoder, and how it is turned.
+
+`tensors_of` says it once for all families; a family's switches decide which lines apply.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from mis_core.models.config import ModelConfig
+from mis_core.models.parallel import spread_heads
+from mis_kernels.heads import HeadShape
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+"""Names of the embedding, and of a language model's own head."""
+
+ROWS = "proj.weight"
+"""Name of the rows of a decision head."""
+
+Store = Callable[[np.ndarray, np.ndarray], None]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a checkpoint and its place in the decoder.
+
+    Attributes:
+        name: Name in the checkpoint.
+        shape: Shape in the checkpoint.
+        target: Path of the decoder's parameter.
+        store: Writes the stored array into its part of the target, turned as needed.
+        layer: Index along the target's leading `layers` axis, or None where it has none.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    target: tuple[str, ...]
+    store: Store
+    layer: int | None = None
+
+
+def tensors_of(config: ModelConfig, tensor_parallel: int = 1) -> Iterator[Tensor]:
+    """List every tensor that a checkpoint of this shape must have.
+
+    Args:
+        config: The checkpoint's shape.
+        tensor_parallel: Devices the layers are cut over; the decoder's heads are `spread_heads` of it.
+    """
+    spread = spread_heads(config, tensor_parallel).attention
+    yield Tensor(EMBEDDING, (config.vocab_size, config.embed), ("embedding",), _copy)
+    yield Tensor("model.norm.weight", (config.embed,), ("norm",), _copy)
+    if not config.tied:
+        name = "score.weight" if config.family.classifies else HEAD
+        yield Tensor(name, (config.head_rows, config.embed), ("head",), _copy)
+    if config.family.of_tokens:
+        yield Tensor("score.bias", (config.head_rows,), ("head_bias",), _copy)
+    if config.decision is not None:
+        yield Tensor(ROWS, (config.decision.count, config.embed), ("decision_head",), _copy)
+        if config.decision.has_bias:
+            yield Tensor("proj.bias", (config.decision.count,), ("decision_bias",), _copy)
+    for layer in range(len(config.layers)):
+        for name, shape, target, store in _layer_tensors(config, spread):
+            yield Tensor(f"model.layers.{layer}.{name}", shape, ("layers", target), store, layer)
+
+
+def _layer_tensors(config: ModelConfig, spread: HeadShape) -> Iterator[tuple[str, tuple[int, ...], str, Store]]:
+    embed, mlp, heads = config.embed, config.mlp, config.attention
+    q, kv = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
+    for projection, width in (("q", q), ("k", kv), ("v", kv)):
+        store = _queries(heads, spread) if projection == "q" else _keys_or_values(heads, spread, projection)
+        yield f"self_attn.{projection}_proj.weight", (width, embed), "qkv", store
+        if config.qkv_bias:
+            yield f"self_attn.{projection}_proj.bias", (width,), "qkv_bias", store
+    if config.family.qk_norm:
+        yield "self_attn.q_norm.weight", (heads.head_dim,), "q_norm", _copy
+        yield "self_attn.k_norm.weight", (heads.head_dim,), "k_norm", _copy
+    yield "self_attn.o_proj.weight", (embed, q), "out", _output(heads, spread)
+    if config.attention_bias:
+        yield "self_attn.o_proj.bias", (embed,), "out_bias", _copy
+    yield "input_layernorm.weight", (embed,), "attention_norm", _copy
+    if config.family.norms_outputs:
+        yield "post_attention_layernorm.weight", (embed,), "attention_out_norm", _copy
+        yield "pre_feedforward_layernorm.weight", (embed,), "mlp_norm", _copy
+        yield "post_feedforward_layernorm.weight", (embed,), "mlp_out_norm", _copy
+    else:
+        yield "post_attention_layernorm.weight", (embed,), "mlp_norm", _copy
+    yield "mlp.gate_proj.weight", (mlp, embed), "gate_up", _half(0)
+    yield "mlp.up_proj.weight", (mlp, embed), "gate_up", _half(1)
+    yield "mlp.down_proj.weight", (embed, mlp), "down", _transposed
+    if config.mlp_bias:
+        yield "mlp.gate_proj.bias", (mlp,), "gate_up_bias", _half(0)
+        yield "mlp.up_proj.bias", (mlp,), "gate_up_bias", _half(1)
+        yield "mlp.down_proj.bias", (embed,), "down_bias", _copy
+
+
+def _copy(target: np.ndarray, stored: np.ndarray) -> None:
+    target[...] = stored
+
+
+def _transposed(target: np.ndarray, stored: np.ndarray) -> None:
+    target[...] = stored.T.reshape(target.shape)
+
+
+def _spread(stored: np.ndarray, own: HeadShape, spread: HeadShape) -> np.ndarray:
+    """Divide query heads `[heads, head_dim, ...]` among the copies of their KV head, zeros behind the last.
+
+    Returns `[kv_heads of spread, group of spread, head_dim, ...]`.
+    """
+    copies = spread.kv_heads // own.kv_heads
+    heads = stored.reshape(own.kv_heads, own.group, own.head_dim, *stored.shape[2:])
+    missing = copies * spread.group - own.group
+    heads = np.pad(heads, ((0, 0), (0, missing), *((0, 0),) * (heads.ndim - 2)))
+    return heads.reshape(spread.kv_heads, spread.group, *heads.shape[2:])
+
+
+def _by_head(target: np.ndarray, spread: HeadShape) -> np.ndarray:
+    """View a weight `[embed, columns]` or a bias as `[(embed,) kv_heads, group + 2, head_dim]`."""
+    heads = (spread.kv_heads, spread.group + 2, spread.head_dim)
+    return target.reshape(heads if target.shape == heads else (len(target), *heads))
+
+
+def _queries(own: HeadShape, spread: HeadShape) -> Store:
+    def store(target: np.ndarray, stored: np.ndarray) -> None:
+        heads = _spread(stored.reshape(own.heads, own.head_dim, *stored.shape[1:]), own, spread)
+        by_head = _by_head(target, spread)
+        by_head[..., : spread.group, :] = np.moveaxis(heads, 3, 0) if stored.ndim == 2 else heads
+
+    return store
+
+
+def _keys_or_values(own: HeadShape, spread: HeadShape, projection: str) -> Store:
+    def store(target: np.ndarray, stored: np.ndarray) -> None:
+        heads = stored.reshape(own.kv_heads, own.head_dim, *stored.shape[1:])
+        heads = np.repeat(heads, spread.kv_heads // own.kv_heads, axis=0)
+        by_head = _by_head(target, spread)
+        by_head[..., spread.group + "kv".index(projection), :] = np.moveaxis(heads, 2, 0) if stored.ndim == 2 else heads
+
+    return store
+
+
+def _output(own: HeadShape, spread: HeadShape) -> Store:
+    def store(target: np.ndarray, stored: np.ndarray) -> None:
+        heads = _spread(stored.T.reshape(own.heads, own.head_dim, -1), own, spread)
+        target[...] = heads.reshape(target.shape)
+
+    return store
+
+
+def _half(index: int) -> Store:
+    def store(target: np.ndarray, stored: np.ndarray) -> None:
+        target[index] = stored.T
+
+    return store
