@@ -125,7 +125,7 @@ def test_kept_tokens_of_a_cold_case_are_told(bench: Bench, fakes: Fakes) -> None
 def test_a_target_that_cannot_forget_is_in_doubt_when_cold(bench: Bench, fakes: Fakes) -> None:
     fakes.forgets = False
     cold, warm = bench(*PROBE).summary.rows
-    assert "knows no way to forget" in cold.reasons[0]
+    assert "cannot clear its prefix cache" in cold.reasons[0]
     assert warm.status == "ok"
 
 

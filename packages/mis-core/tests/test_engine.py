@@ -149,7 +149,7 @@ def test_a_warm_up_that_is_left_out_is_compiled_later_and_counted(path: Path, ca
 def test_the_type_is_what_this_machine_multiplies_fastest(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     here = "bfloat16" if native.why_not() is None else "float32"
     with caplog.at_level("INFO"), Engine.from_pretrained(path, context_length=256, skip_warmup=True) as engine:
-        assert (engine.config.dtype, engine.summary["dtype"], engine.memory()["norm"].dtype) == (
+        assert (engine.config.dtype, engine.summary["dtype"], engine.memory()["embedding"].dtype) == (
             here,
             here,
             choose(ANY_HEADS, here).storage_dtype.name,

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 
 from mis_core import Engine
 from mis_kernels import backends
+from mis_kernels.activations import Gate
 from mis_kernels.backends import LaidOut, StepLimits, explain
 from mis_kernels.backends.xla.backend import XlaBackend
 from mis_kernels.heads import HeadShape
@@ -48,9 +49,11 @@ class Turned(UnfusedWeight):
         ToyBackend.calls.add("linear")
         return super().linear(x, residual, norm)
 
-    def gated_linear(self, x: Array, bias: Array | None = None, norm: FoldedNorm | None = None) -> Array:
+    def gated_linear(
+        self, x: Array, bias: Array | None = None, norm: FoldedNorm | None = None, gate: Gate = "silu"
+    ) -> Array:
         ToyBackend.calls.add("gated_linear")
-        return super().gated_linear(x, bias, norm)
+        return super().gated_linear(x, bias, norm, gate)
 
 
 class ToyBackend(XlaBackend):
