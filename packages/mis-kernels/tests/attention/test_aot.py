@@ -79,6 +79,24 @@ def loop(body: int, *, behind: int, depth: int = 2) -> list[BundleRun]:
     ]
 
 
+def test_the_parts_of_a_kernel_without_near_tiles_are_found() -> None:
+    runs = [
+        BundleRun(20, 1, target=1),
+        *loop(1200, behind=2),
+        BundleRun(6, 1),
+        *loop(1100, behind=3),
+        BundleRun(6, 1),
+        *loop(1300, behind=4),
+        BundleRun(40, 1, regions=frozenset({9}), target=5),
+        *loop(2000, behind=6),
+        BundleRun(50, 1, regions=frozenset({1, 5})),
+    ]
+    found = read_attention(runs, has_near=False)
+    assert found.tiles == {"full": 1200, "limited": 1100, "masked": 1300, "anew": 2000}
+    with pytest.raises(ValueError, match="no 6 tiles"):
+        read_attention(runs)
+
+
 def test_the_parts_of_the_attention_kernel_are_found() -> None:
     runs = [
         BundleRun(99),

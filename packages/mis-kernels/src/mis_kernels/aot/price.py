@@ -138,6 +138,9 @@ def price_attention(
     arrived = _arrival(2 * _BYTES * blocks.keys * head_dim, chip)
     kinds = []
     for kind in TILE_KINDS:
+        if kind not in schedule.tiles:  # no block visits such a tile
+            kinds.append(Range.of(0.0))
+            continue
         cycles = Range.of(schedule.tiles[kind]) + BUSY * schedule.busy[kind] + _around(schedule.tile)
         # Of masked tiles many are of new tokens, which have no pages, as those of near tiles.
         cycles = cycles + pages if kind in ("full", "limited") else cycles

@@ -163,7 +163,7 @@ def _kernel_program(size: AttentionSize, blocks: TpuBlocks) -> Program:
         return out.reshape(tokens, -1)
 
     def report(_: Any, runs: list[BundleRun]) -> Row:
-        schedule = read_attention(runs)
+        schedule = read_attention(runs, has_near=blocks.has_near)
         around = {"tile": schedule.tile.most, "page": schedule.page, "block": schedule.block.most}
         vmem = vmem_bytes(blocks, group=heads.group, head_dim=heads.head_dim, itemsize=2)
         return {"bundles": schedule.tiles | around, "schedule": schedule, "vmem": vmem}

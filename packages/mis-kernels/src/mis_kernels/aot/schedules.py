@@ -48,7 +48,7 @@ class AttentionSchedule(NamedTuple):
     """What parts of the attention kernel take.
 
     Attributes:
-        tiles: Bundles of the arithmetic of each kind of tile.
+        tiles: Bundles of the arithmetic of each kind of tile that the kernel has.
         busy: Cycles that matrix units which keep nothing waiting add to each.
         tile: Bundles around a tile: the loop, starting and awaiting copies that fetch a whole tile.
         page: Bundles that start and await the copies of one page, where pages do not follow one another.
@@ -127,8 +127,12 @@ def _busy(bundles: list[str], chip: str) -> int:
     return time - len(bundles)
 
 
-def read_attention(runs: list[BundleRun]) -> AttentionSchedule:
+def read_attention(runs: list[BundleRun], *, has_near: bool = True) -> AttentionSchedule:
     """Find the parts of the attention kernel among its runs: bodies of tiles are the longest in the innermost loops.
+
+    Args:
+        runs: Of the kernel.
+        has_near: Whether it has near tiles: blocks of more tokens than a tile has keys have none.
 
     Raises:
         ValueError: a body is not where the kernel has it; the compiler has unrolled or joined loops.
@@ -136,16 +140,18 @@ def read_attention(runs: list[BundleRun]) -> AttentionSchedule:
     longest = max(range(len(runs)), key=lambda i: runs[i].bundles)
     inner = runs[longest].depth
     loops = [i for i, run in enumerate(runs) if run.depth == inner]
-    bodies = sorted(sorted(loops, key=lambda i: runs[i].bundles)[-len(KINDS) :])
-    if len({_around(runs, i, inner) for i in bodies}) < len(KINDS):
-        raise ValueError(f"The kernel's schedule has no {len(KINDS)} tiles in loops of their own.")
-    rare = next((span for span in _skipped(runs) if bodies[3] not in span and bodies[4] in span), range(0))
+    kinds = [kind for kind in KINDS if has_near or "near" not in kind]
+    bodies = sorted(sorted(loops, key=lambda i: runs[i].bundles)[-len(kinds) :])
+    if len({_around(runs, i, inner) for i in bodies}) < len(kinds):
+        raise ValueError(f"The kernel's schedule has no {len(kinds)} tiles in loops of their own.")
+    last, anew = bodies[kinds.index("anew") - 1], bodies[kinds.index("anew")]
+    rare = next((span for span in _skipped(runs) if last not in span and anew in span), range(0))
     loop = _around(runs, bodies[0], inner)
     block = [i for i, run in enumerate(runs) if run.depth == inner - 1 and i not in rare]
     tile = [i for i in loop if runs[i].depth == inner and i != bodies[0]]
     return AttentionSchedule(
-        tiles={kind: runs[i].bundles for kind, i in zip(KINDS, bodies, strict=True)},
-        busy={kind: runs[i].busy for kind, i in zip(KINDS, bodies, strict=True)},
+        tiles={kind: runs[i].bundles for kind, i in zip(kinds, bodies, strict=True)},
+        busy={kind: runs[i].busy for kind, i in zip(kinds, bodies, strict=True)},
         tile=_least_and_most(runs, tile, bodies),
         page=sum(runs[i].bundles for i in loop if runs[i].depth > inner),
         block=_least_and_most(runs, block, bodies),
