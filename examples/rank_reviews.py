@@ -52,8 +52,8 @@ NEGATIVE = (
 REVIEWS = (*POSITIVE, *NEGATIVE)
 
 WITHOUT_EXAMPLES = (
-    "Nothing shows the model what is asked from here on, and so small a model does not know: what follows shows the "
-    "clients of the same server, not good answers."
+    "The prompts below have no examples, and without examples a model this small does not understand the task. "
+    "What follows shows clients of the same server, not good answers."
 )
 SEARCH = "How do cats spend the day?"
 DOCUMENTS = ("It rains in the mountains.", "Cats sleep most of the day.", "The train leaves at noon.")
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     began = time.perf_counter()
     with console.status(f"Starting a server on {Path(model).name} ..."), running_server(model, *FLAGS) as server:
         started_s = time.perf_counter() - began
-        console.print(f"{Path(model).name} is served after {started_s:.0f} s. {compiled(server)}")
+        console.print(f"{Path(model).name} was ready after {started_s:.0f} s{compiled(server)}.")
         with OpenAI(base_url=f"{server.base_url}/v1", api_key="none") as client:
             (served,) = client.models.list().data
             right = show_reviews(console, client)
@@ -160,9 +160,9 @@ def file_of(model: Packaged) -> Path:
 
 
 def compiled(server: RunningServer) -> str:
-    """Return the seconds that compiling took, as the server's log has them."""
+    """Return the end of a sentence about the start: the seconds that compiling took, as the server's log has them."""
     found = re.search(r"Compiled in ([\d.]+) s", server.stderr)
-    return f"Compiling took {found[1]} s of them." if found else ""
+    return f", {found[1]} s of which went into compiling" if found else ""
 
 
 def show_reviews(console: Console, client: OpenAI) -> int:
@@ -170,7 +170,8 @@ def show_reviews(console: Console, client: OpenAI) -> int:
     began = time.perf_counter()
     judged, layout = judge(client)
     elapsed_s = time.perf_counter() - began
-    title = f"{len(judged)} reviews by the probability of{LABELS[0]}; mass is that of both labels"
+    ranked_by = f'ranked by the probability of "{LABELS[0].strip()}"'
+    title = f"{len(judged)} reviews, {ranked_by}; mass: probability of both labels together"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("positive", "mass"):
         table.add_column(name, justify="right")
@@ -182,9 +183,9 @@ def show_reviews(console: Console, client: OpenAI) -> int:
     right = sum(each.right for each in judged)
     computed = sum(placement["tokens"] for placement in layout["placements"])
     repeated = (len(judged) - 1) * layout["query_tokens"]
-    took = f"{elapsed_s:.1f} s and {computed} tokens"
-    console.print(f"{right} of {len(judged)} are right, after {took}: the query is computed once.")
-    console.print(f"A request for each review would have taken {computed + repeated:,} tokens.")
+    took = f"The request took {elapsed_s:.1f} s and computed {computed} tokens, since it computes the query once."
+    console.print(f"{right} of {len(judged)} are right. {took}")
+    console.print(f"A request for each review would have computed {computed + repeated:,} tokens.")
     return right
 
 
