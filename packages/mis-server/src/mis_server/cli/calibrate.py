@@ -31,11 +31,11 @@ class CalibrateOptions:
     )
     item_first: bool = declared(False, "Put each item before the query.", show_default=False)
     instruction: str | None = declared(
-        None, "Instruction for judging documents. Default: that of the model's recipe of rerank.", metavar="TEXT"
+        None, "Instruction for judging documents. Default: the instruction in the model's recipe for rerank.", metavar="TEXT"
     )
-    relevant_from: float = declared(1.0, "Least relevance of a document that counts as relevant.")
-    act: float = declared(0.95, "Share of the answers above the threshold act that must be right.", type=_SHARE)
-    review: float = declared(0.8, "Share of the answers above the threshold review that must be right.", type=_SHARE)
+    relevant_from: float = declared(1.0, "Lowest relevance at which a document counts as relevant.")
+    act: float = declared(0.95, "Share of the answers above the threshold `act` that must be right.", type=_SHARE)
+    review: float = declared(0.8, "Share of the answers above the threshold `review` that must be right.", type=_SHARE)
 
 
 def _calibrate(**given: Any) -> None:
@@ -88,10 +88,10 @@ def _described(title: str, entry: "Entry") -> Iterator[str]:
 
 def _shown(threshold: "Threshold") -> str:
     if threshold.confidence is None:
-        return f"never; at no confidence are {threshold.accuracy:.0%} of answers right"
+        return f"none; at no threshold are {threshold.accuracy:.0%} of the rows above it right"
     return (
-        f"from {threshold.confidence:.4f} on: {threshold.coverage:.0%} of rows, and {threshold.observed:.1%} of these "
-        f"are right (95 % interval: from {threshold.at_least:.1%} on)"
+        f"{threshold.confidence:.4f}, which {threshold.coverage:.0%} of the rows reach; {threshold.observed:.1%} of "
+        f"these rows are right (95 % interval: at least {threshold.at_least:.1%})"
     )
 
 
