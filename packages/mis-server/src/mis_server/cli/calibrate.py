@@ -31,7 +31,7 @@ class CalibrateOptions:
     )
     item_first: bool = declared(False, "Put each item before the query.", show_default=False)
     instruction: str | None = declared(
-        None, "Instruction for judging documents. Default: the instruction in the model's recipe for rerank.", metavar="TEXT"
+        None, "Instruction for judging documents. Default: the one in the model's rerank recipe.", metavar="TEXT"
     )
     relevant_from: float = declared(1.0, "Lowest relevance at which a document counts as relevant.")
     act: float = declared(0.95, "Share of the answers above the threshold `act` that must be right.", type=_SHARE)
