@@ -49,20 +49,24 @@ ACCEPTED = (
         "The fastest backend that fits the device and the model is chosen, and the log says which.",
     ),
     Accepted("page_size", _COUNT, "The backend decides how many tokens a page has."),
+    Accepted("max_prefill_tokens", _COUNT, "A step has at most --chunked-prefill-size tokens, of whatever kind."),
     Accepted(
-        "max_prefill_tokens", _COUNT, "A step has at most --chunked-prefill-size tokens, whatever is computed in it."
+        "random_seed", click.INT, "Scoring draws no random numbers; a request that generates text may set its own seed."
     ),
-    Accepted("random_seed", click.INT, "Scores draw no random numbers; requests that draw tokens have their own seed."),
-    Accepted("disable_overlap_schedule", click.BOOL, "Planning always overlaps the step before; scores are the same."),
+    Accepted(
+        "disable_overlap_schedule",
+        click.BOOL,
+        "A step is always planned while the step before it is computed; scores are the same either way.",
+    ),
     Accepted(
         "skip_server_warmup",
         click.BOOL,
-        "No request is sent at the start; --skip-warmup leaves out compiling.",
+        "The server sends itself no requests at the start; --skip-warmup skips compiling.",
     ),
     Accepted(
         "precompile_token_paddings",
         _COUNT,
-        "Steps have a few shapes that follow from --chunked-prefill-size, all compiled at the start.",
+        "The few shapes of steps follow from --chunked-prefill-size, and all are compiled at the start.",
         has_several=True,
     ),
     Accepted(
@@ -90,14 +94,14 @@ ACCEPTED = (
     Accepted(
         "multi_item_enable_prefill_extend",
         click.BOOL,
-        "The same as --scoring-algorithm prefill_extend; it ignores delimiters and masks.",
+        "This is --scoring-algorithm prefill_extend; delimiters and masks are then ignored.",
         sets={"scoring_algorithm": "prefill_extend", "mask_impl": "auto", "multi_item_scoring_delimiter": None},
         contradicts={"scoring_algorithm": ("serial", "packed")},
     ),
     Accepted(
         "multi_item_extend_batch_size",
         _COUNT,
-        "A step takes as many items as its tokens allow; --multi-item-scoring-chunk-size sets a limit.",
+        "A step takes as many items as its token budget allows, or --multi-item-scoring-chunk-size if that is fewer.",
     ),
     Accepted(
         "multi_item_prefill_extend_cache_timeout",
@@ -112,12 +116,12 @@ ACCEPTED = (
     Accepted(
         "multi_item_score_from_cache_v2_items_per_step",
         _COUNT,
-        "A step takes as many items as its tokens allow; --multi-item-scoring-chunk-size sets a limit.",
+        "A step takes as many items as its token budget allows, or --multi-item-scoring-chunk-size if that is fewer.",
     ),
     Accepted(
         "multi_item_score_label_only_logprob",
         click.BOOL,
-        "With apply_softmax only labels are computed; without it, scores need the whole vocabulary.",
+        "With apply_softmax, only logits of labels are computed; without it, all logits of the vocabulary are.",
     ),
 )
 """Every accepted flag, in the order of `--help` and of the log."""
@@ -125,7 +129,7 @@ ACCEPTED = (
 WITHOUT_LIMIT = -1
 """Value of `chunked_prefill_size` that turns off chunked prefill elsewhere."""
 
-WHY_WITHOUT_LIMIT = "Long queries are always computed in chunks, which changes no score; the default size is taken."
+WHY_WITHOUT_LIMIT = "Chunked prefill cannot be turned off, and changes no score; chunks have the default size."
 
 
 def translate(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
