@@ -44,6 +44,10 @@ Activation = Literal["softmax", "sigmoid", "identity"]
 """What makes probabilities of the values of a classification head; identity: they are used as they are."""
 
 
+def _quoted(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
 def option(default: Any, help: str, *aliases: str, group: str, choices: tuple[str, ...] = ()) -> Any:
     """Declare a field that is also a flag `--name-of-the-field`, its aliases and `MIS_NAME_OF_THE_FIELD`.
 
@@ -73,33 +77,35 @@ class EngineConfig:
     )
     dtype: str = option(
         "auto",
-        "Type of weights and activations. `auto`: bfloat16 on accelerators and CPUs that multiply it, else float32.",
+        "Data type of weights and activations. `auto` is bfloat16 on accelerators and on CPUs that multiply "
+        "bfloat16, and float32 elsewhere.",
         choices=DTYPES,
         group="Model",
     )
     quantization: str = option(
         "none",
-        "Type of the operands of the layers' products. `int8`: weights with a scale for each channel, activations "
-        "with one for each token. `none`: that of --dtype.",
+        "Data type of the matrix products in layers. `int8` has a scale for each channel of the weights and for each "
+        "token of the activations. `none` is the type of --dtype.",
         choices=QUANTIZATIONS,
         group="Model",
     )
     context_length: int | None = option(
         None,
-        "Maximum tokens of query plus item, up to the reach of YaRN or linear scaling. Default: the model's own limit.",
+        "Maximum tokens of query and item together. It may exceed the model's own limit as far as YaRN or linear "
+        "scaling reaches. Default: the model's own limit.",
         "--max-model-len",
         group="Model",
     )
     chunked_prefill_size: int | None = option(
         None,
-        "Token budget: maximum new tokens per step and device, a multiple of 256. Items of up to a quarter of it, at "
-        "most 1024 tokens, are computed in one step, longer ones in pages. Default: 2048 on CPUs, elsewhere as many "
-        "as memory allows, up to 4096.",
+        "Token budget: maximum new tokens of a step on each device, a multiple of 256. An item of up to a quarter of "
+        "the budget, but at most 1024 tokens, is computed within one step. A longer item may take several steps and "
+        "pages of the KV cache. Default: 2048 on CPUs, elsewhere as many as memory allows, up to 4096.",
         "--max-num-batched-tokens",
         group="Scheduling and scoring",
     )
     revision: str | None = option(
-        None, "Branch, tag or commit of a model that is given by name. Default: the hub's.", group="Model"
+        None, "Branch, tag or commit of a model that is given by name. Default: the hub's default.", group="Model"
     )
     download_dir: str | None = option(
         None, "Folder for downloads of models given by name. Default: the hub client's cache.", group="Model"
@@ -120,20 +126,20 @@ class EngineConfig:
     )
     rerank_template: str | None = option(
         None,
-        f"Recipe of rerank, {', '.join(RERANK_RECIPES)}, or a file with a Jinja template of query, document and "
+        f"Recipe for reranking: {_quoted(RERANK_RECIPES)}, or a file with a Jinja template of query, document and "
         "instruction. Default: the recipe that the checkpoint's files point to.",
         group="Model",
     )
     decision_prompt: str | None = option(
         None,
-        f"Prompt of decisions: {', '.join(DECISION_PROMPTS)}, or a file with a Jinja template in the form of "
-        "decision_template.jinja. Default: the prompt in the checkpoint's decision.json, otherwise mis.",
+        f"Prompt of decisions: {_quoted(DECISION_PROMPTS)}, or a file with a Jinja template in the form of "
+        "decision_template.jinja. Default: the prompt in the checkpoint's decision.json, otherwise `mis`.",
         group="Model",
     )
     decision_head: str | None = option(
         None,
         "Folder or name of a pointer head, as any2jev saves it, with its adapter and tokenizer. MODEL must be the "
-        "model that it was trained on. Default: the model itself if it is such a folder, otherwise none.",
+        "model that it was trained on. Default: MODEL, if it is a folder with a pointer head, otherwise none.",
         group="Model",
     )
     choice_order: ChoiceOrder = option(  # noqa: RUF009 - of an immutable type
@@ -144,45 +150,46 @@ class EngineConfig:
     )
     calibration: str | None = option(
         None,
-        "File written by mis-server calibrate. `none`: no calibration. Default: mis-calibration.json next to the "
-        "model, if it is there.",
+        "File written by `mis-server calibrate`, or `none` for no calibration. Default: mis-calibration.json next to "
+        "the model, if there is one.",
         group="Model",
     )
     calibration_mismatch: CalibrationMismatch = option(  # noqa: RUF009 - of an immutable type
         "error",
-        "Effect of a calibration of another model. `error` ends the start, `warn` applies it, with the header "
-        "x-mis-calibration: mismatch in replies.",
+        "What happens with a calibration of another model. `error` refuses to start. `warn` applies the calibration, "
+        "and replies have the header `x-mis-calibration: mismatch`.",
         group="Model",
         choices=CALIBRATION_MISMATCHES,
     )
     ignore_unknown_settings: bool = option(
         False,
-        "Serve a model whose config.json has unknown settings, and ignore these. The log warns of each. Its scores may "
-        "differ from those of transformers.",
+        "Serve a model whose config.json has unknown settings, and ignore these settings. The log warns of each. "
+        "Scores may differ from those of transformers.",
         group="Model",
     )
     max_checkpoint_file_bytes: int | None = option(
         None,
-        "Largest JSON, tokenizer or template file that is read from a checkpoint. Default: 16 to 256 MiB by its kind.",
+        "Maximum size of a JSON, tokenizer or template file of a checkpoint, in bytes. Default: 16 to 256 MiB, "
+        "depending on the kind of file.",
         group="Model",
     )
     tp_size: int = option(
         1,
-        "Tensor parallelism: devices to shard weights and KV heads over.",
+        "Tensor parallelism: number of devices over which weights and KV heads are sharded.",
         "--tensor-parallel-size",
         group="Devices and memory",
     )
     dp_size: int = option(
         1,
-        "Data parallelism: devices that each have all weights, and a KV cache and requests of their own. A large "
-        "request that is alone is spread over all of them.",
+        "Data parallelism: number of devices that each have all weights, a KV cache and requests of their own. A large "
+        "request is spread over all devices if there is no other request.",
         "--data-parallel-size",
         group="Devices and memory",
     )
     max_total_tokens: int | None = option(
         None,
-        "Capacity of the KV cache, in tokens, on each of dp_size devices. Default: 32768 on CPUs, elsewhere as many as "
-        "memory allows.",
+        "Capacity of the KV cache in tokens, on each of the --dp-size devices. Default: 32768 on CPUs, elsewhere as "
+        "many as memory allows.",
         group="Devices and memory",
     )
     mem_fraction_static: float = option(
@@ -199,13 +206,13 @@ class EngineConfig:
     )
     disable_radix_cache: bool = option(
         False,
-        "Disable the prefix cache: requests do not reuse the queries of others.",
+        "Disable the prefix cache: no request reuses what was computed for an earlier one.",
         "--no-enable-prefix-caching",
         group="Devices and memory",
     )
     scoring_algorithm: str = option(
         "auto",
-        "Layout of requests in steps. `auto` picks the layout with the lowest estimated cost.",
+        "How the items of a request are laid out in steps. `auto` picks the layout with the lowest estimated cost.",
         "--multi-item-scoring-algorithm",
         "--multi-item-algorithm",
         choices=ALGORITHMS,
@@ -213,17 +220,18 @@ class EngineConfig:
     )
     mask_impl: str = option(
         "auto",
-        "Masks of attention. `dense` materialises masks, as a reference. `auto` is `segment`, which needs none.",
+        "How attention is masked. `segment` needs no mask arrays. `dense` makes them, as a reference. `auto` is "
+        "`segment`.",
         "--multi-item-mask-impl",
         choices=MASKS,
         group="Scheduling and scoring",
     )
     multi_item_scoring_chunk_size: int = option(
-        0, "Maximum items of a request per step. 0: as many as fit.", group="Scheduling and scoring"
+        0, "Maximum items of one request in a step. 0 means as many as fit.", group="Scheduling and scoring"
     )
     multi_item_scoring_delimiter: int | None = option(
         None,
-        "Id of a token to put between query and item, as some older servers require. Default: off.",
+        "Id of a token that is put between query and item, as some older servers do. Default: off.",
         group="Scheduling and scoring",
     )
     enable_mis: bool = option(
@@ -241,7 +249,7 @@ class EngineConfig:
     )
     watchdog_timeout: float = option(
         300.0,
-        "Seconds without progress after which an engine process with work exits and is restarted.",
+        "Seconds after which the engine process is restarted if it has work but makes no progress.",
         group="Start and supervision",
     )
     skip_warmup: bool = option(

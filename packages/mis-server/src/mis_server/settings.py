@@ -36,7 +36,7 @@ class ServerConfig:
 
     engine: EngineConfig
     host: str = option("127.0.0.1", "Address to listen on.", group="Address")
-    port: int = option(30000, "Port to listen on. 0 picks a free one.", group="Address")
+    port: int = option(30000, "Port to listen on. 0 picks a free port.", group="Address")
     served_model_name: str | None = option(
         None,
         "Model name in requests and replies. Default: MODEL as given, or the name of a GGUF file without its suffix.",
@@ -60,13 +60,14 @@ class ServerConfig:
     ssl_keyfile_password: str | None = option(None, "Password of the key file. Default: none.", group="Security")
     ssl_ca_certs: str | None = option(
         None,
-        "File of CA certificates that verify client certificates. Default: clients need no certificate.",
+        "File of CA certificates that must have signed the clients' certificates. Default: clients need no "
+        "certificate.",
         group="Security",
     )
     allowed_hosts: str | None = option(
         None,
-        "Host names, besides localhost, that requests may use if the server has no API key and listens on a loopback "
-        "address, for example behind a proxy. Comma-separated. Default: none.",
+        "Host names, besides localhost, that requests may use. They are checked if the server has no API key and "
+        "listens on a loopback address, for example behind a proxy. Comma-separated. Default: none.",
         group="Security",
     )
     cors_allowed_origins: str | None = option(
@@ -104,31 +105,34 @@ class ServerConfig:
     )
     max_body_bytes_under_way: int | None = option(
         None,
-        "Maximum size of all request bodies under way, in bytes after decompression. Each may have at most half of "
-        "what the others leave; larger ones get 429. Default: a tenth of the memory that the control group allows, at "
-        "least twice --max-body-bytes.",
+        "Maximum size of all request bodies under way, in bytes after decompression. A body may take at most half of "
+        "the bytes that are still free; a larger one gets 429. Default: a tenth of the memory that the control group "
+        "allows, but at least twice --max-body-bytes.",
         group="Limits",
     )
     max_queued_requests: int = option(1024, "Maximum requests under way. Further requests get 429.", group="Limits")
     max_queued_tokens: int = option(
         8_000_000,
-        "Maximum tokens of all requests under way, including tokens to generate. Each request may have half of what "
-        "the others leave; larger ones get 429.",
+        "Maximum tokens of all requests under way, including tokens to generate. A request may take at most half of "
+        "the tokens that are still free; a larger one gets 429.",
         group="Limits",
     )
     max_queued_sequences: int = option(
         16_384,
-        "Maximum answers of all requests under way. Each request may have half of what the others leave; larger ones "
-        "get 429.",
+        "Maximum generated answers of all requests under way. A request may take at most half of the answers that are "
+        "still free; a larger one gets 429.",
         group="Limits",
     )
     request_timeout: int = option(
         600,
-        "Deadline of a request, in seconds. Then it gets 504. Clients may set an earlier one with x-request-timeout.",
+        "Deadline of a request, in seconds. A request that misses it gets 504. Clients may set an earlier deadline "
+        "with x-request-timeout.",
         group="Limits",
     )
     body_timeout: int = option(60, "Seconds within which a request's body must arrive.", group="Limits")
-    shutdown_timeout: int = option(30, "Seconds that requests under way have to finish after SIGTERM.", group="Limits")
+    shutdown_timeout: int = option(
+        30, "Seconds that the server waits for requests under way after SIGTERM.", group="Limits"
+    )
     profile_dir: str = option("profiles", "Folder in which /start_profile writes profiles.", group="Logs and profiles")
     log_format: str = option("human", "Log format on standard error.", choices=LOG_FORMATS, group="Logs and profiles")
     log_level: str = option("info", "Minimum level of log lines.", choices=LOG_LEVELS, group="Logs and profiles")

@@ -27,7 +27,7 @@ class CalibrateOptions:
 
     output: str = declared("mis-calibration.json", "File of the calibration.", metavar="FILE")
     labels: tuple[str, ...] = declared(
-        (), "Label texts for rows without their own, such as ' yes' ' no'. Default: none."
+        (), "Label texts for rows without `labels`, such as ' yes' ' no'. Default: none."
     )
     item_first: bool = declared(False, "Put each item before the query.", show_default=False)
     instruction: str | None = declared(

@@ -19,19 +19,19 @@ class DecideOptions:
 
     input: str | None = declared(
         None,
-        "File of states: JSONL, plain or compressed (gzip, zstd), or Parquet; or - for standard input. With --ray, "
-        "a file, folder or glob of .jsonl, .jsonl.gz, .jsonl.zst and .parquet files, on disk or at s3://..., "
-        "gs://.... Required. Default: none.",
+        "File of states, in JSONL or Parquet. JSONL may be compressed by gzip or zstd. `-` is standard input. With "
+        "--ray, a file, folder or glob of .jsonl, .jsonl.gz, .jsonl.zst and .parquet files, on disk or at s3:// or "
+        "gs://. Required. Default: none.",
     )
     questions: str | None = declared(
         None,
-        "JSON file with an object of System One's questions by their ids, for lines without their own. Default: none.",
+        "JSON file that maps ids to questions of System One, for lines without `questions`. Default: none.",
         metavar="FILE",
     )
     output: str | None = declared(
         None,
-        "JSONL file of answers, or - for standard output. For Parquet, and with --ray, a folder. Default: next to the "
-        "input.",
+        "File for the answers, or `-` for standard output. It is a folder if the format is Parquet, and with --ray. "
+        "Default: next to the input.",
     )
     abstain_below: float | None = declared(
         None,
@@ -40,21 +40,21 @@ class DecideOptions:
     )
     on_error: Literal["request", "item"] = declared(
         "request",
-        "Effect of a question that cannot be asked: `request` gives its line an error, `item` gives an entry in "
-        "`x_errors`.",
+        "What happens if a question cannot be asked. `request` gives its line an error. `item` gives the question an "
+        "entry in `x_errors`.",
         type=click.Choice(["request", "item"]),
     )
     output_format: str | None = declared(
         None,
-        "Format of the answers: JSONL, or a folder of Parquet files. Default: parquet if --output, or with --ray "
-        "--input, ends in .parquet, else jsonl.",
+        "Format of the answers: `jsonl`, or `parquet` for a folder of Parquet files. Default: `parquet` if --output "
+        "(with --ray, --input) ends in .parquet, otherwise `jsonl`.",
         type=FORMATS,
     )
     overwrite: bool = declared(False, "Start over instead of resuming what this command wrote.", show_default=False)
     ray: str | None = declared(
         None,
-        "Answer on a Ray cluster: ADDRESS, or without it the cluster of this machine or RAY_ADDRESS, else a new one on "
-        "this machine. Default: no cluster.",
+        "Answer on the Ray cluster at ADDRESS. Without ADDRESS: on the cluster that runs on this machine or that "
+        "RAY_ADDRESS names, or on a new one on this machine. Default: no cluster.",
         group=MANY,
         flag_value="",
         metavar="[ADDRESS]",

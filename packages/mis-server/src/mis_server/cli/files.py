@@ -30,11 +30,11 @@ class ClusterOptions:
 
     part_bytes: int = declared(
         4 * 1024 * 1024,
-        "Bytes of input, of Parquet uncompressed, that are scored, written and resumed as one.",
+        "Size of a part in bytes of input, uncompressed for Parquet. A part is scored, written and resumed as a whole.",
         group=MANY,
         type=_COUNT,
     )
-    actors: int = declared(1, "Actors, each with an engine of its own.", group=MANY, type=_COUNT)
+    actors: int = declared(1, "Number of actors, each with an engine of its own.", group=MANY, type=_COUNT)
     actor_cpus: float = declared(1.0, "Cores that an actor reserves.", group=MANY, type=_SHARE)
     actor_gpus: float = declared(0.0, "GPUs that an actor reserves.", group=MANY, type=_SHARE)
     actor_tpus: float = declared(0.0, "TPU chips that an actor reserves.", group=MANY, type=_SHARE)

@@ -23,15 +23,17 @@ class ScoreOptions:
 
     items: str | None = declared(
         None,
-        "File of items to score: JSONL, plain or compressed (gzip, zstd), or Parquet; or - for standard input. "
+        "File of items to score, in JSONL or Parquet. JSONL may be compressed by gzip or zstd. `-` is standard input. "
         "Required without --ray. Default: none.",
     )
     output: str | None = declared(
         None,
-        "JSONL file of scores, or - for standard output. For Parquet, and with --ray, a folder. Default: next to the "
-        "items.",
+        "File for the scores, or `-` for standard output. It is a folder if the format is Parquet, and with --ray. "
+        "Default: next to the items.",
     )
-    query: str | None = declared(None, "Query text for lines without their own. Default: none.", callback=_without_mark)
+    query: str | None = declared(
+        None, "Text of the query, for lines without `query`. Default: none.", callback=_without_mark
+    )
     labels: tuple[str, ...] = declared((), "Label texts of any length, such as ' yes' ' no'. Default: none.")
     label_token_ids: tuple[int, ...] = declared((), "Labels as token ids. Default: none.")
     apply_softmax: bool = declared(False, "Return a softmax over the labels.", show_default=False)
@@ -41,11 +43,11 @@ class ScoreOptions:
         False, "Treat items as documents: each gets one score, its relevance to the query. Needs no labels."
     )
     batch_size: int = declared(512, "Maximum items per request.")
-    batch_tokens: int = declared(65536, "Approximate tokens of items above which a request gets no further item.")
+    batch_tokens: int = declared(65536, "Approximate number of tokens of items at which a request is full.")
     output_format: str | None = declared(
         None,
-        "Format of the scores: JSONL, or a folder of Parquet files. Default: parquet if --output, or with --ray "
-        "--input, ends in .parquet, else jsonl.",
+        "Format of the scores: `jsonl`, or `parquet` for a folder of Parquet files. Default: `parquet` if --output "
+        "(with --ray, --input) ends in .parquet, otherwise `jsonl`.",
         type=FORMATS,
     )
     score_column: str = declared(
@@ -54,16 +56,16 @@ class ScoreOptions:
     overwrite: bool = declared(False, "Start over instead of resuming what this command wrote.", show_default=False)
     ray: str | None = declared(
         None,
-        "Score on a Ray cluster: ADDRESS, or without it the cluster of this machine or RAY_ADDRESS, else a new one on "
-        "this machine. Default: no cluster.",
+        "Score on the Ray cluster at ADDRESS. Without ADDRESS: on the cluster that runs on this machine or that "
+        "RAY_ADDRESS names, or on a new one on this machine. Default: no cluster.",
         group=MANY,
         flag_value="",
         metavar="[ADDRESS]",
     )
     input: str | None = declared(
         None,
-        "File, folder or glob of JSONL (also .jsonl.gz, .jsonl.zst) and Parquet files, on disk or at s3://..., "
-        "gs://.... Required with --ray. Default: none.",
+        "Files to score with --ray: a file, folder or glob of .jsonl, .jsonl.gz, .jsonl.zst and .parquet files, on "
+        "disk or at s3:// or gs://. Required with --ray. Default: none.",
         group=MANY,
     )
 
