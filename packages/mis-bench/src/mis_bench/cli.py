@@ -35,11 +35,14 @@ from mis_bench.workload import CANONICAL, WorkloadNameError, build_workload
 def workload(name: str, output: Path | None) -> None:
     """Print a workload as JSON.
 
-    NAME is KIND-Q-N-L: Q query tokens and N items of L tokens, all of the same length. The KIND ragged varies the
-    lengths, and text has words instead of tokens. rerank, decisions, systemone and loglikelihoods ask for those instead
-    of scores. Any other word gives other tokens. NAME may also be a request from production: track_low, track_mean,
-    track_high, home_low, home_mean or home_high. The ending @8 asks for 8 labels, or for 8 options of systemone. The
-    JSON holds the name, a checksum, and the body for POST /v1/score or the route of the other task.
+    NAME is KIND-Q-N-L: a query of Q tokens and N items of L tokens each. KIND may be any word, and each word gives
+    other tokens. Some words mean more. With `ragged` the items differ in length, and with `text` there are words
+    instead of tokens. With `rerank`, `decisions`, `systemone` and `loglikelihoods` the request is for that task instead
+    of scores.
+
+    NAME may also be a request from production: `track_low`, `track_mean`, `track_high`, `home_low`, `home_mean` or
+    `home_high`. If NAME ends in @8, the request has 8 labels, or 8 options with `systemone`. The JSON holds the name, a
+    checksum, and the body for POST /v1/score or the route of the other task.
     """
     built = build_workload(name)
     if output is None:
@@ -57,8 +60,9 @@ def checkpoint(spec: str) -> None:
 
     A server can be started with that folder.
 
-    SPEC is what --model takes elsewhere: a directory, a name that the model hub's client resolves, or random:SHAPE or
-    random:SHAPE/DIVISOR. These are random weights of a published shape, which are written if they do not exist yet.
+    SPEC is what other commands take as --model: a directory, a name that the model hub's client resolves,
+    `random:SHAPE` or `random:SHAPE/DIVISOR`. The last two are random weights of a published shape, which are written if
+    they do not exist yet.
     """
     try:
         click.echo(resolve_checkpoint(spec))

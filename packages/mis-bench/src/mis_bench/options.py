@@ -86,11 +86,11 @@ def _type_of(field: FieldInfo) -> click.ParamType:
 SHARED = (
     click.option(
         "--option", "options", multiple=True, metavar="NAME=VALUE", callback=pairs, show_default="none",
-        help="Option of every target, such as dtype=float32. Repeatable.",
+        help="Option of every target, such as `dtype=float32`. Repeatable.",
     ),
     click.option(
         "--vocab-size", type=click.IntRange(2), show_default="that of --model",
-        help="Size of the vocabulary in tokens, for servers with small models.",
+        help="Size of the vocabulary in tokens. A server with a small model needs it.",
     ),
     click.option("--timeout", type=ABOVE_0, default=180.0, help="Seconds that a request may take."),
     click.option(
@@ -101,8 +101,10 @@ SHARED = (
 """Options of every command that asks a target."""
 
 target_options = adding(
-    click.option("--target", "spec", default="engine", help="Target: engine, or a server, mis=http://HOST:PORT."),
-    click.option("--hardware", show_default="this machine's", help="Hardware of a server on another machine."),
+    click.option("--target", "spec", default="engine", help="Target: `engine`, or a server as `mis=http://HOST:PORT`."),
+    click.option(
+        "--hardware", show_default="this machine's", help="Hardware of a server that runs on another machine."
+    ),
     *SHARED,
 )
 """Adds the options that name one target."""

@@ -18,16 +18,19 @@ from mis_bench.options import ABOVE_0, options_of
     help="File with the output of `mis-bench estimate --json`. Default: estimate now, in a minute or two.",
 )
 @click.option(
-    "--items-per-second", type=ABOVE_0, show_default="estimated", help="Measured rate of one replica, with new queries."
+    "--items-per-second",
+    type=ABOVE_0,
+    show_default="estimated",
+    help="Measured rate of one replica, with queries that are not cached.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(as_json: bool, estimate_path: Path | None, items_per_second: float | None, **asked: Any) -> None:
     """Plan capacity on paper.
 
-    The plan has chips, hosts, cost, and the bottleneck of a load.
+    The plan says how many chips and hosts a load needs, what they cost, and what the bottleneck is.
 
-    With --distinct-queries it simulates replicas behind HAProxy: hit rate, latency, and the effect of a lost replica.
-    An estimate needs `pip install libtpu`, the TPU's compiler.
+    With --distinct-queries the command also simulates replicas behind HAProxy, and prints their hit rate, their latency
+    and the effect of losing one. To estimate speed it needs `pip install libtpu`, the TPU's compiler.
     """
     if 0 < asked["balance_factor"] <= 100:
         raise click.BadParameter("must be above 100, or 0.", param_hint="--balance-factor")

@@ -25,7 +25,9 @@ class PlanRequest(BaseModel):
     tp: int = Field(
         default=1, ge=1, description="Tensor parallelism: devices of a replica that weights are sharded over."
     )
-    quantization: Literal["none", "int8"] = Field(default="none", description="Quantisation of the layers' products.")
+    quantization: Literal["none", "int8"] = Field(
+        default="none", description="Data type of the matrix products in layers."
+    )
     utilization: float = Field(default=0.7, gt=0, le=1, description="Share of the bottleneck that the load may take.")
     price: float | None = Field(
         default=None, ge=0, description="Hourly price of a chip, in any currency. Default: no cost."
@@ -33,14 +35,14 @@ class PlanRequest(BaseModel):
     network_gbps: float = Field(default=10, gt=0, description="Network bandwidth of a host, in 10^9 bits a second.")
     storage_mbps: float = Field(default=200, gt=0, description="Storage bandwidth of a host, in 10^6 bytes a second.")
     distinct_queries: int = Field(
-        default=0, ge=0, le=10**7, description="Number of distinct queries. 0: all requests have different ones."
+        default=0, ge=0, le=10**7, description="Number of distinct queries. 0 means that every request has its own."
     )
-    zipf: float = Field(default=1.0, ge=0, le=5, description="Exponent of the queries' popularity.")
+    zipf: float = Field(default=1.0, ge=0, le=5, description="Exponent of Zipf's law for how often each query comes.")
     cache_tokens: int | None = Field(
         default=None, ge=64, description="Tokens of a replica's KV cache. Default: as many as memory allows."
     )
     balance_factor: int = Field(
-        default=200, ge=0, le=10_000, description="Balance factor of HAProxy, in percent. 0: none."
+        default=200, ge=0, le=10_000, description="Balance factor of HAProxy, in percent. 0 means no bound."
     )
     weight: int = Field(default=64, ge=1, le=256, description="Weight of a replica in HAProxy.")
     simulated_requests: int = Field(

@@ -14,8 +14,8 @@ from mis_bench.options import options_of
 def estimate(as_json: bool, **asked: Any) -> None:
     """Estimate the speed of a workload on a TPU.
 
-    The command compiles the real steps and prices them, without a TPU. It needs `pip install libtpu`, the TPU's
-    compiler, and takes a minute or two.
+    The command compiles the real steps and estimates their time, without a TPU. It needs `pip install libtpu`, the
+    TPU's compiler, and takes a minute or two.
     """
     # Imported late: the rest of the command line must not wait for JAX.
     from mis_bench.estimate.pricing import EstimateError

@@ -45,12 +45,12 @@ class _Command(click.Command):
     multiple=True,
     metavar="TEXT...",
     show_default="those of each row",
-    help="Label texts for rows of scores without their own.",
+    help="Label texts for score rows without `labels`.",
 )
 @click.option(
     "--model",
     show_default="none",
-    help="Checkpoint for the target engine: a directory, a name, or random:SHAPE/DIVISOR.",
+    help="Checkpoint for the target `engine`: a directory, a name, or `random:SHAPE/DIVISOR`.",
 )
 @click.option(
     "--gate",
@@ -58,13 +58,13 @@ class _Command(click.Command):
     multiple=True,
     metavar="EXPR",
     show_default="none",
-    help="Condition on a figure of every target, such as accuracy>=0.9 or ece@SLICE<=0.05. Repeatable.",
+    help="Condition on a figure of every target, such as `accuracy>=0.9` or `ece@SLICE<=0.05`. Repeatable.",
 )
 @click.option(
     "--wordings",
     type=_FILE,
     show_default="as the data asks",
-    help="JSON file of wordings to compare, in which every row is asked.",
+    help="JSON file of wordings to compare. Every row is asked in each wording.",
 )
 @click.option(
     "--correction",
@@ -72,7 +72,8 @@ class _Command(click.Command):
     multiple=True,
     type=click.Choice(["content-free", "permutation"]),
     show_default="none",
-    help="Also show answers without the bias of an empty state, or of the options' positions. Repeatable.",
+    help="Also show answers without a bias. `content-free` removes the bias shown about an empty state, `permutation` "
+    "the bias for positions of options. Repeatable.",
 )
 @click.option("--json", "json_file", type=_FILE, show_default="none", help="File for all figures.")
 @click.option("--report", "report_file", type=_FILE, show_default="none", help="File for an HTML page.")
@@ -95,11 +96,11 @@ def evaluate(
 
     The command reports accuracy, calibration and ranking, with 95 % intervals.
 
-    TARGET is [ALIAS=]engine, mis=URL, vllm=URL, openai=URL, systemone=URL or cohere=URL, followed by ,OPTION=VALUE.
-    Keys of servers are read from MIS_API_KEY, VLLM_API_KEY, OPENAI_API_KEY, TYPESAFE_API_KEY and CO_API_KEY. Several
-    targets are compared with the first.
+    TARGET is `engine`, `mis=URL`, `vllm=URL`, `openai=URL`, `systemone=URL` or `cohere=URL`. With an alias and options
+    it is [ALIAS=]TARGET[,OPTION=VALUE]... Other targets are compared with the first. Keys of servers are read from
+    MIS_API_KEY, VLLM_API_KEY, OPENAI_API_KEY, TYPESAFE_API_KEY and CO_API_KEY.
 
-    The exit status is 1 if a gate or a row failed, and 2 for an error.
+    The exit status is 1 if a gate or a row failed, and 2 if nothing could be evaluated.
     """
     with _one_line_errors():
         from mis_bench.evaluate.run import EvaluationPlan, run

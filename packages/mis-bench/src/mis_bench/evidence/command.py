@@ -22,10 +22,10 @@ _MOST_BYTES = 256 * 1024 * 1024  # of a document that stands alone
 def validate_artifacts(path: Path, below: bool) -> None:
     """Check that evidence is complete and unchanged.
 
-    It must also be consistent with its plan and its raw data.
+    Evidence must also agree with its plan and with its raw data.
 
-    PATH is a folder of results, of a validation or a profile, or a document of mis-bench. All faults are listed.
-    The exit status is 1 if there is one, and 2 if PATH holds nothing to check.
+    PATH is a folder of results, a folder of a validation or a profile, or a document of mis-bench. All faults are
+    listed. The exit status is 1 if there is a fault, and 2 if PATH holds nothing to check.
     """
     found = check_path(path, below=below)
     if not found:

@@ -19,16 +19,19 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     "--repository", type=FOLDER, default=Path(), help="Checkout of this project, whose working tree is measured."
 )
 @click.option(
-    "--model", default="random:qwen3-0.6b/2", help="Checkpoint: a directory, a name, or random:SHAPE/DIVISOR."
+    "--model", default="random:qwen3-0.6b/2", help="Checkpoint: a directory, a name, or `random:SHAPE/DIVISOR`."
 )
 @click.option(
-    "--sessions", type=click.IntRange(1), default=3, help="Number of pairs of processes. More give narrower intervals."
+    "--sessions",
+    type=click.IntRange(1),
+    default=3,
+    help="Number of pairs of processes. More pairs give narrower intervals.",
 )
 @click.option("--output", type=FOLDER, show_default="none is kept", help="Folder for plan and records.")
 def perf(base: str | None, repository: Path, model: str, sessions: int, output: Path | None) -> None:
     """Compare the engine's speed with another commit's.
 
-    Both are measured turn by turn on this machine.
+    The working tree and the other commit are measured in turn on this machine.
 
     The exit status is 1 if the working tree is slower than the limits allow.
     """

@@ -65,20 +65,20 @@ workload_option = click.option(
 measuring_options = adding(
     click.option(
         "--target", "targets", multiple=True, default=["engine"],
-        help="Target, as [ALIAS=]TARGET[,OPTION=VALUE]...: engine, a server such as mis=http://HOST:PORT, and so on. "
-        "Repeatable; targets take turns.",
+        help="Target, as [ALIAS=]TARGET[,OPTION=VALUE]..., where TARGET is `engine`, `mis=http://HOST:PORT` or "
+        "another. Repeatable. Several targets are measured in turn.",
     ),
     click.option(
         "--model", "models", multiple=True, show_default="none",
-        help="Checkpoint of the targets: a directory, a name, or random:SHAPE/DIVISOR. Repeatable.",
+        help="Checkpoint of the targets: a directory, a name, or `random:SHAPE/DIVISOR`. Repeatable.",
     ),
     click.option(
         "--hardware", multiple=True, callback=by_target(click.STRING), metavar="[TARGET=]TEXT",
-        show_default="this machine's", help="Hardware of a server on another machine. Repeatable.",
+        show_default="this machine's", help="Hardware of a server that runs on another machine. Repeatable.",
     ),
     click.option(
         "--hourly-cost", multiple=True, callback=by_target(ABOVE_0), metavar="[TARGET=]USD",
-        show_default="none", help="Hourly price in USD, for one target (TARGET=USD) or all. Repeatable.",
+        show_default="none", help="Hourly price in USD, for one target (TARGET=USD) or for all (USD). Repeatable.",
     ),
     click.option("--repeat", type=POSITIVE, default=1, help="Number of repetitions. Targets are opened anew for each."),
     click.option("--allow-missing", is_flag=True, help="Go on without targets that cannot run."),

@@ -46,17 +46,20 @@ def _shares(context: click.Context, parameter: click.Parameter, text: str | None
 callers_options = adding(
     click.option(
         "--callers", callback=numbers(POSITIVE), show_default="1,8,32", metavar="N,...",
-        help="Closed loads of the profile callers, in numbers of callers. Comma-separated.",
+        help="Numbers of callers of the closed loads, with `--profile callers`. Comma-separated.",
     ),
     click.option(
         "--load", "load_names", type=click.Choice(list(LOADS)), multiple=True, show_default="all",
-        help="Load of the profile callers, as ITEMSxTOKENS/QUERY. Repeatable.",
+        help="Load, with `--profile callers`: number of items x tokens of an item / tokens of the query. Repeatable.",
     ),
     click.option(
         "--shares", callback=_shares, show_default="0.5,0.8", metavar="X,...",
-        help="Open loads of the profile callers: shares of the most callers' rate. Comma-separated; '' for none.",
+        help="Rates of the open loads, with `--profile callers`, as shares of the rate that the most callers reached. "
+        "Comma-separated. '' means no open loads.",
     ),
-    click.option("--seconds", type=ABOVE_0, show_default="12", help="Seconds of a load of the profile callers."),
+    click.option(
+        "--seconds", type=ABOVE_0, show_default="12", help="Seconds of each load, with `--profile callers`."
+    ),
 )  # fmt: skip
 """Adds the options of the profile; their names are the fields of `CallersOptions`."""
 

@@ -31,7 +31,7 @@ def chunk_sizes_option(default: str) -> Decorator:
         callback=numbers(POSITIVE),
         metavar="N,...",
         show_default=default,
-        help="Items of a call, into which the client splits a request. Comma-separated.",
+        help="Numbers of items per call, into which the client splits a request. Comma-separated.",
     )
 
 
@@ -40,14 +40,14 @@ max_abs_option = click.option(
     "max_abs",
     type=ABOVE_0,
     default=0.02,
-    help="Largest difference of label softmaxes that counts as correct.",
+    help="Largest difference between softmaxes over labels at which scores count as correct.",
 )
 mean_abs_option = click.option(
     "--correctness-threshold-mean-abs",
     "mean_abs",
     type=ABOVE_0,
     default=0.01,
-    help="Largest mean difference of label softmaxes that counts as correct.",
+    help="Largest mean difference between softmaxes over labels at which scores count as correct.",
 )
 
 
@@ -62,14 +62,16 @@ mean_abs_option = click.option(
     callback=by_target(POSITIVE),
     metavar="TARGET=N",
     show_default="none",
-    help="Ask a slow target for its first N items only. Repeatable.",
+    help="Send only the first N items to a slow target. Repeatable.",
 )
-@click.option("--reference", show_default="the first", help="Reference target for correctness and speed.")
+@click.option(
+    "--reference", show_default="the first", help="Target that the others are compared with, for correctness and speed."
+)
 @click.option(
     "--guardrail-ratio",
     type=click.FloatRange(1),
     default=1.25,
-    help="Highest p95 of a winner, relative to the lowest p95.",
+    help="Limit of the 95th percentile of a winner's latency, as a multiple of the lowest one.",
 )
 @max_abs_option
 @mean_abs_option
@@ -87,7 +89,7 @@ def compare(
 ) -> None:
     """Compare backends for correctness and speed.
 
-    Backends are measured in alternating rounds. The fastest of the correct ones wins.
+    Backends are measured in alternating rounds. Among those whose scores are correct, the fastest wins.
 
     The exit status is 1 if scores differ too much, a target could not run, or no target is eligible.
     """
@@ -115,18 +117,21 @@ def compare(
     "--view",
     type=click.Choice(["portable", "best-native"]),
     default="portable",
-    help="Whether the client splits the request (portable) or sends it whole (best-native).",
+    help="How the client sends a request: `portable` splits it into calls, `best-native` sends it whole.",
 )
-@chunk_sizes_option(f"{','.join(map(str, CHUNK_SIZES))}; whole in best-native")
+@chunk_sizes_option(f"{','.join(map(str, CHUNK_SIZES))}; whole requests in `best-native`")
 @click.option(
     "--cache",
     type=click.Choice(["cold", "warm"]),
     default="cold",
-    help="State of the prefix cache. `warm`: calls share their query.",
+    help="State of the prefix cache. `warm` calls find their query in it, `cold` ones do not.",
 )
-@click.option("--sweep-runs", type=POSITIVE, default=5, help="Number of rounds of every size.")
+@click.option("--sweep-runs", type=POSITIVE, default=5, help="Number of rounds in which every size is measured.")
 @click.option(
-    "--confirm-runs", type=click.IntRange(0), default=7, help="Number of rounds in which the best sizes run again."
+    "--confirm-runs",
+    type=click.IntRange(0),
+    default=7,
+    help="Number of rounds in which the winner is measured once more.",
 )
 @max_abs_option
 @mean_abs_option
@@ -142,10 +147,11 @@ def matrix(
     mean_abs: float,
     **given: Any,
 ) -> None:
-    """Find the fastest target and size of a call.
+    """Find the fastest target and items per call.
 
-    The target and the number of items with the most items a second are measured once more. In the view portable the
-    client splits the request into calls of every size. In best-native it sends it whole.
+    In the view `portable` the client splits the request into calls, and every target is measured with several sizes of
+    calls. In the view `best-native` the client sends the request whole. The winner, its neighbours in size and the
+    smallest calls are then measured once more.
 
     The exit status is 1 if no row is eligible.
     """

@@ -68,19 +68,27 @@ def decisions() -> None:
     "file",
     type=click.Path(exists=True, dir_okay=False),
     show_default="none",
-    help="File of recorded requests to send as well: a line of JSON with `state` and `questions` for each.",
+    help="File of recorded requests to send as well. Each line is JSON with `state` and `questions`.",
 )
 @click.option(
-    "--rounds", type=POSITIVE, default=ROUNDS, help="Number of timed rounds of every case. Targets take turns."
+    "--rounds",
+    type=POSITIVE,
+    default=ROUNDS,
+    help="Number of timed rounds of every case. Targets are measured in turn.",
 )
 @click.option(
     "--callers",
     callback=numbers(POSITIVE),
     default=CALLERS,
     metavar="N,...",
-    help="Numbers of concurrent requests about tickets. Comma-separated; '' for none.",
+    help="Numbers of concurrent requests about tickets. Comma-separated. '' means no such loads.",
 )
-@click.option("--seconds", type=ABOVE_0, default=SECONDS, help="Seconds of a load of many callers in a round.")
+@click.option(
+    "--seconds",
+    type=ABOVE_0,
+    default=SECONDS,
+    help="Length of each load of concurrent requests in a round, in seconds.",
+)
 @click.option(
     "--slow-questions",
     "slow",
@@ -106,9 +114,9 @@ def speed(
 ) -> None:
     """Measure decisions per second.
 
-    Each state is new to the target, or known: an earlier question was about it. Questions about a known state are
-    asked in one request, one by one, and the next question alone. Items of a row are questions. Answers and speeds are
-    compared with those of the first target that is asked all questions.
+    A state is new to the target, or known: an earlier request was about it. Questions about a known state are asked in
+    three ways: all in one request, all one by one, and a single further question. What rows call items are questions.
+    The first target that is asked all questions is the one whose answers and speed the others are compared with.
 
     The exit status is 1 if a request failed or answers differ too much. Rows that a target refuses are skipped.
     """

@@ -31,18 +31,21 @@ SUSTAINED_RATE = 10.0
     type=click.Choice(SCENARIOS),
     multiple=True,
     show_default="all",
-    help="Kind of load. Repeatable.",
+    help="Scenario to run. Repeatable.",
 )
-@click.option("--seconds", type=ABOVE_0, show_default="30, sustained 300", help="Seconds of each load.")
+@click.option(
+    "--seconds", type=ABOVE_0, show_default="300 for `sustained`, else 30", help="Length of each load in seconds."
+)
 @measuring_options
 def stress(scenarios: tuple[str, ...], seconds: float | None, **given: Any) -> None:
     """Put a target under loads that it must survive.
 
-    Sequences have at most 128 tokens, and items have 4 labels. The scenario large-batch has requests of 50, 100 and 200
-    items, concurrent has 4, 8 and 16 callers, and sustained has 10 requests of 16 items a second.
+    The scenario `large-batch` sends requests of 50, 100 and 200 items. `concurrent` has 4, 8 and 16 callers.
+    `sustained` sends 10 requests a second, of 16 items each. Sequences have at most 128 tokens, and items have 4
+    labels.
 
-    The exit status is 1 if a request failed, except for running out of memory with 200 items, or if the target does not
-    answer afterwards.
+    The exit status is 1 if a request failed, or if the target does not answer afterwards. Only requests of 200 items
+    may run out of memory.
     """
     bench = BenchOptions(**given).find()
     short = LoadLevel(requests=None, seconds=seconds or 30.0)
@@ -79,28 +82,31 @@ def stress(scenarios: tuple[str, ...], seconds: float | None, **given: Any) -> N
     callback=numbers(ABOVE_0),
     metavar="X,...",
     show_default="none",
-    help="Open loads, in requests a second at random times. Comma-separated.",
+    help="Rates of open loads, in requests a second. Requests are sent at random times. Comma-separated.",
 )
 @click.option(
     "--concurrencies",
     callback=numbers(POSITIVE),
     metavar="N,...",
     show_default="1,2,4,8, or none with --rates",
-    help="Closed loads, in callers that wait for their answers. Comma-separated.",
+    help="Numbers of callers of closed loads. Each caller waits for its answer. Comma-separated.",
 )
 @click.option(
     "--max-concurrency", type=POSITIVE, show_default="no limit", help="Maximum requests under way in an open load."
 )
-@click.option("--requests", type=POSITIVE, default=20, help="Number of requests of a load in a round.")
+@click.option("--requests", type=POSITIVE, default=20, help="Number of requests that a round of each load has.")
 @click.option("--rounds", type=POSITIVE, default=3, help="Number of timed rounds. Six or more give an interval.")
 @click.option(
     "--cache",
     type=click.Choice(["cold", "warm"]),
     default="cold",
-    help="State of the prefix cache. `warm`: requests share their query.",
+    help="State of the prefix cache. `warm` requests find their query in it, `cold` ones do not.",
 )
 @click.option(
-    "--slo-p99-ms", type=ABOVE_0, show_default="none", help="Objective in ms. Goodput counts the requests within it."
+    "--slo-p99-ms",
+    type=ABOVE_0,
+    show_default="none",
+    help="Objective for latency, in ms. Goodput counts the requests that meet it.",
 )
 @measuring_options
 def sweep(
@@ -116,8 +122,8 @@ def sweep(
 ) -> None:
     """Sweep rates and concurrencies.
 
-    The command plots throughput against latency and computes goodput under an objective. Latency counts from when a
-    request was due. The plot is in report.html, next to the results.
+    The command plots throughput against latency. With --slo-p99-ms it also computes goodput. Latency is counted from
+    the time at which a request was due. The plot is in report.html, next to the results.
     """
     from mis_bench.report.writing import write_report
 

@@ -44,15 +44,15 @@ PROFILES = {
 gate_options = adding(
     click.option(
         "--max-p99-ms", type=ABOVE_0, show_default="off",
-        help="Highest 99th percentile of a row, in ms. A row above it fails.",
+        help="Limit of a row's 99th percentile of latency, in ms. A row above it fails.",
     ),
     click.option(
         "--max-p99-over-p50", type=click.FloatRange(1), show_default="off",
-        help="Highest ratio of a row's 99th percentile to its median. A row above it fails.",
+        help="Limit of a row's 99th percentile of latency, as a multiple of its median. A row above it fails.",
     ),
     click.option(
         "--min-items-per-second", type=ABOVE_0, show_default="off",
-        help="Lowest items a second of a row. A slower row fails.",
+        help="Number of items a second that a row must reach. A slower row fails.",
     ),
 )  # fmt: skip
 """Adds the options that set limits; their names are the fields of `records.Gates`."""
@@ -64,14 +64,18 @@ gate_options = adding(
     "profile_name",
     type=click.Choice([*PROFILES, PROFILE]),
     show_default="standard, or none with --workload",
-    help="Sizes of requests, and how often each is sent.",
+    help="Profile, which says how large requests are and how often each is sent.",
 )
 @click.option(
-    "--workload", "workloads", multiple=True, show_default="none", help="Add a workload, cold and warm. Repeatable."
+    "--workload",
+    "workloads",
+    multiple=True,
+    show_default="none",
+    help="Add a workload, measured with a cold and with a warm prefix cache. Repeatable.",
 )
 @click.option(
     "--trace", "trace_name", metavar="LOAD:RATE:COUNT[:SEED]", show_default="none",
-    help="Measure a trace instead: COUNT requests, RATE a second. LOAD is mixed (3, 30 and 500 items) or a workload.",
+    help="Measure a trace instead: COUNT requests, RATE a second. LOAD is a workload or `mixed` (3, 30 and 500 items).",
 )  # fmt: skip
 @click.option("--runs", type=POSITIVE, show_default="the profile's", help="Number of timed requests of a row.")
 @click.option(
@@ -84,7 +88,7 @@ gate_options = adding(
     "--rounds",
     type=POSITIVE,
     show_default="10 at most",
-    help="Number of windows of the runs. Six or more give an interval.",
+    help="Number of rounds into which the runs are divided. Six or more give an interval.",
 )
 @click.option(
     "--concurrency",
@@ -106,9 +110,14 @@ gate_options = adding(
     "--baseline",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     show_default="none",
-    help="Earlier results to compare with.",
+    help="Folder of earlier results to compare with.",
 )
-@click.option("--regression-threshold", type=ABOVE_0, default=10.0, help="Drop of items/s, in percent, that fails.")
+@click.option(
+    "--regression-threshold",
+    type=ABOVE_0,
+    default=10.0,
+    help="Drop of items a second, in percent, that counts as a regression.",
+)
 @measuring_options
 def run(
     profile_name: str | None,
@@ -125,13 +134,13 @@ def run(
 ) -> None:
     """Measure throughput and latency.
 
-    The requests are those of a profile, of named workloads, or of a trace.
+    The requests come from a profile, from named workloads, or from a trace.
 
-    The profile callers has loads of many callers instead. In closed loads each caller waits for its answer. Open loads
-    arrive at shares of the rate that the most callers reached.
+    The profile `callers` has loads of many callers instead. In a closed load each caller waits for its answer before it
+    asks again. In an open load requests arrive at a share of the rate that the most callers reached.
 
-    The exit status is 1 if a request failed, if a row missed a limit, or for a regression against --baseline. It is 2
-    if no row is comparable with the baseline.
+    The exit status is 1 if a request failed, a row missed a limit, or a row is a regression against --baseline. It is 2
+    if no row can be compared with the baseline.
     """
     gates = Gates.model_validate({name: given.pop(name) for name in Gates.model_fields})
     of_callers = CallersOptions(*(given.pop(name) for name in CallersOptions._fields))

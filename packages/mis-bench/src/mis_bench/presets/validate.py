@@ -34,7 +34,7 @@ MODEL_MATRIX = tuple(
     "models",
     multiple=True,
     show_default="none",
-    help="Checkpoint: a directory, a name, or random:SHAPE/DIVISOR. Repeatable; models follow one after the other.",
+    help="Checkpoint: a directory, a name, or `random:SHAPE/DIVISOR`. Repeatable. Several are validated in turn.",
 )
 @click.option(
     "--model-matrix", is_flag=True, help="Validate random weights in eleven published shapes, with sizes divided by 8."
@@ -48,7 +48,7 @@ MODEL_MATRIX = tuple(
 )
 @click.option(
     "--speedup-items", "more", type=click.IntRange(1), multiple=True, show_default="none",
-    help="Number of items to time, besides 1, 8 and 32. The gate is for 32 and more. Repeatable.",
+    help="Number of items to time, besides 1, 8 and 32. The gate for speed applies from 32 on. Repeatable.",
 )  # fmt: skip
 @click.option(
     "--without-pytorch",
@@ -73,7 +73,7 @@ def validate(
 
     The gates are isolation, equality with serial scoring and with PyTorch, and speed.
 
-    The exit status is 1 if a gate of a model failed, or could not be run.
+    The exit status is 1 if a gate failed, or could not be run, for any of the models.
     """
     from mis_bench.environment import environment
     from mis_bench.report.sources import ReportSources

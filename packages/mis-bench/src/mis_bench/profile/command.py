@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 @click.option(
     "--scenario", type=click.Choice(get_args(Scenario)), required=True, help="Part of the computation to profile."
 )
-@click.option("--model", show_default="none", help="Checkpoint: a directory, a name, or random:SHAPE/DIVISOR.")
+@click.option("--model", show_default="none", help="Checkpoint: a directory, a name, or `random:SHAPE/DIVISOR`.")
 @target_options
 @click.option(
     "--workload",
     "name",
     show_default="the scenario's",
-    help="Workload: KIND-Q-N-L. The scenario batch-scaling also shrinks it.",
+    help="Workload: KIND-Q-N-L. The scenario `batch-scaling` also sends fewer of its items.",
 )
 @click.option(
     "--requests", type=click.IntRange(0), show_default="the scenario's", help="Number of timed requests of each size."
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     "--profile-dir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     show_default="none",
-    help="Folder of a server's own --profile-dir, from which its trace is copied.",
+    help="Folder that the server has as its --profile-dir. The trace is copied from there.",
 )
 def profile(
     scenario: Scenario,
@@ -109,14 +109,14 @@ def profile(
 @click.command("compare-profiles")
 @click.argument("before", type=click.Path(exists=True, path_type=Path))
 @click.argument("after", type=click.Path(exists=True, path_type=Path))
-@click.option("--points", type=ABOVE_0, default=5.0, help="Percentage points by which a share may move.")
+@click.option(
+    "--points", type=ABOVE_0, default=5.0, help="Percentage points by which a stage's share of the time may move."
+)
 def compare_profiles(before: Path, after: Path, points: float) -> None:
-    """Compare the shares of time in two profiles.
+    """Compare how two profiles divide time over stages.
 
-    Both profiles must be of the same requests. The shares are those of the stages.
-
-    BEFORE and AFTER are folders of profiles, or their profile.json. The exit status is 1 if a share moved by
-    more than --points, and 2 if the profiles cannot be compared.
+    BEFORE and AFTER are folders of profiles, or their profile.json. Both profiles must be of the same requests. The
+    exit status is 1 if the share of a stage moved by more than --points, and 2 if the profiles cannot be compared.
     """
     from mis_bench.profile.comparison import changes, made, table, unlike
 
