@@ -26,7 +26,7 @@ class EstimateRequest(BaseModel):
 
     topology: str = Field(default="v6e:1x1", description="Chips: v5e:1x1, v6e:1x1, v6e:2x2, v6e:2x4 or v7x:1x1x1.")
     model: str = Field(default="qwen3-0.6b", description="Name of a published model, such as qwen3-8b.")
-    workload: str = Field(default=CANONICAL, description="Workload: KIND-Q-N-L, as for the command workload.")
+    workload: str = Field(default=CANONICAL, description="Workload: a NAME as for `mis-bench workload`.")
     dp: int = Field(default=1, ge=1, description="Data parallelism: number of devices that split tokens.")
     tp: int = Field(default=1, ge=1, description="Tensor parallelism: devices that weights are sharded over.")
     step_tokens: int = Field(default=4096, ge=256, description="Token budget of a step on each device.")

@@ -59,7 +59,10 @@ def by_target(kind: click.ParamType) -> Callable[..., dict[str, Any]]:
 
 
 workload_option = click.option(
-    "--workload", "workload_name", default=CANONICAL, help="Workload: KIND-Q-N-L, or another name."
+    "--workload",
+    "workload_name",
+    default=CANONICAL,
+    help="Workload: a NAME as for `mis-bench workload`, such as KIND-Q-N-L.",
 )
 
 measuring_options = adding(

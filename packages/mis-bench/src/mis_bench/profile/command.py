@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     "--workload",
     "name",
     show_default="the scenario's",
-    help="Workload: KIND-Q-N-L. The scenario `batch-scaling` also sends fewer of its items.",
+    help="Workload: a NAME as for `mis-bench workload`. The scenario `batch-scaling` also sends fewer of its items.",
 )
 @click.option(
     "--requests", type=click.IntRange(0), show_default="the scenario's", help="Number of timed requests of each size."
