@@ -50,7 +50,7 @@ callers_options = adding(
     ),
     click.option(
         "--load", "load_names", type=click.Choice(list(LOADS)), multiple=True, show_default="all",
-        help="Load, with `--profile callers`: number of items x tokens of an item / tokens of the query. Repeatable.",
+        help="Load, with `--profile callers`. 16x20/200 is 16 items of 20 tokens after a query of 200. Repeatable.",
     ),
     click.option(
         "--shares", callback=_shares, show_default="0.5,0.8", metavar="X,...",

@@ -115,7 +115,7 @@ def speed(
     """Measure decisions per second.
 
     A state is new to the target, or known: an earlier request was about it. Questions about a known state are asked in
-    three ways: all in one request, all one by one, and a single further question. What rows call items are questions.
+    three ways: all in one request, all one by one, and a single further question. In results, an item is a question.
     The first target that is asked all questions is the one whose answers and speed the others are compared with.
 
     The exit status is 1 if a request failed or answers differ too much. Rows that a target refuses are skipped.

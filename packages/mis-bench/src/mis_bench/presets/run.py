@@ -48,7 +48,7 @@ gate_options = adding(
     ),
     click.option(
         "--max-p99-over-p50", type=click.FloatRange(1), show_default="off",
-        help="Limit of a row's 99th percentile of latency, as a multiple of its median. A row above it fails.",
+        help="Limit of the ratio of a row's 99th percentile of latency to its median. A row above it fails.",
     ),
     click.option(
         "--min-items-per-second", type=ABOVE_0, show_default="off",
