@@ -68,7 +68,7 @@ class ModelConfig:
         tied: The head is the embedding.
         attention_cap: `cap * tanh(logit / cap)` takes the place of a logit of attention (Gemma 2, arXiv 2408.00118);
             None: the logit.
-        logit_cap: Likewise of the language model's head.
+        logit_cap: The same cap for logits of the language model's head.
         embedding_scale: Factor of embeddings, rounded to their type; None: they are taken as they are.
         attention_bias: All four projections of attention have biases.
         mlp_bias: All three projections of the MLP have biases.
@@ -77,7 +77,7 @@ class ModelConfig:
         decision: The decision head beside it, if there is one.
         has_vocabulary_head: Whether next tokens can be told; without, the model has nothing but a decision head, and
             `tied` only says that no other head is stored.
-        is_within: It is the text of a model that also reads images, whose other tensors are left out.
+        is_within: The checkpoint also reads images; only the tensors of its text are read.
     """
 
     family: Family

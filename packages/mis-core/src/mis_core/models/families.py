@@ -16,7 +16,7 @@ class Family:
     Attributes:
         name: What transformers calls it.
         settings: Settings of its `config.json` that other families do not have.
-        is_text: transformers' configuration is that of the text of a larger model, `<name>TextConfig`.
+        is_text: transformers calls its configuration `<name>TextConfig`, since it is the text of a larger model.
         sizes: Settings that transformers has a size for where `config.json` is silent, besides those below.
         qkv_bias: Query, key and value projections have biases, whatever `config.json` says.
         qk_norm: Queries and keys are RMS-normalised per head before RoPE.
@@ -28,7 +28,7 @@ class Family:
         local_theta: Base of RoPE's frequencies of layers that slide where it is silent; None: they have the same RoPE.
         gate: What the MLP's gate goes through.
         norms_add_one: Norms multiply by one more than their weights.
-        norms_outputs: What attention and MLP add is normalised before.
+        norms_outputs: The outputs of attention and MLP are normalised before they join the residual.
         scales_embedding: Embeddings are multiplied by the square root of their width.
         query_scalar: `query_pre_attn_scalar` where it is silent, whose root divides attention's logits; None: that is
             the head's width.

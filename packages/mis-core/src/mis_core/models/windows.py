@@ -57,7 +57,7 @@ class SlidingLayers:
         window: Their window where `sliding_window` is silent, in tokens; None: no layer slides there.
         needs_switch: Whether `use_sliding_window` must be true for any layer to slide.
         obeys_types: Whether `layer_types` decides where it is given.
-        always: Whether they slide though `sliding_window` is null, which is refused, as transformers does.
+        always: Whether layers slide even if `sliding_window` is null, which is then refused, as in transformers.
     """
 
     slides: Slides
