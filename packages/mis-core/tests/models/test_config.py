@@ -279,7 +279,10 @@ def test_each_kind_of_layer_has_its_rope(tmp_path: Path, spelling: dict) -> None
         (GEMMA3 | {"sliding_window_pattern": 0}, "sliding_window_pattern must be a positive integer"),
         (GEMMA3 | {"use_bidirectional_attention": True}, "use_bidirectional_attention = true is not supported"),
         (GEMMA3 | {"rope_parameters": LINEAR}, "rope_parameters must have an object for each kind of layer"),
-        (GEMMA3 | {"rope_scaling": {"type": "linear", "factor": 8.0}}, "rope_scaling.type: transformers does not read"),
+        (
+            GEMMA3 | {"rope_scaling": {"type": "linear", "factor": 8.0}},
+            "rope_scaling.type: transformers does not read",
+        ),
         (GEMMA3 | {"rope_local_base_freq": "low"}, "rope_theta must be a positive number"),
         (GEMMA3 | {"architectures": ["Gemma3ForConditionalGeneration"]}, "text_config must be an object, not null"),
         (GEMMA3_4B | {"quantization_config": {"bits": 4}}, "quantization_config: "),

@@ -25,7 +25,7 @@ def is_saved(settings: Mapping[str, Any]) -> bool:
 def is_of_images(settings: Mapping[str, Any]) -> bool:
     """Whether `config.json` is that of a model that also reads images."""
     names = settings.get("architectures")
-    return isinstance(names, list) and names[:1] != [] and isinstance(names[0], str) and names[0] in WITHIN
+    return isinstance(names, list) and bool(names) and isinstance(names[0], str) and names[0] in WITHIN
 
 
 def text_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def text_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     text = settings.get("text_config")
     if not isinstance(text, dict):
         raise ModelError(f"text_config must be an object, not {json.dumps(text)[:40]}.")
-    outer = {name: settings[name] for name in ("quantization_config",) if name in settings}
+    outer = {"quantization_config": settings["quantization_config"]} if "quantization_config" in settings else {}
     return {"vocab_size": _VOCABULARY} | text | outer | {
         "architectures": [WITHIN[settings["architectures"][0]]],
         "tie_word_embeddings": settings.get("tie_word_embeddings", True),  # which transformers reads here

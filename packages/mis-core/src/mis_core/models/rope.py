@@ -147,7 +147,7 @@ def parse_ropes(
     given, kinds = raw.get("rope_parameters") or {}, ("full_attention", "sliding_attention")
     scaling = raw.get("rope_scaling")
     if isinstance(scaling, dict) and "type" in scaling and "rope_type" not in scaling:
-        raise ModelError("rope_scaling.type: transformers does not read it of this family; name it rope_type.")
+        raise ModelError("rope_scaling.type: transformers does not read this key for this family; call it rope_type.")
     if not isinstance(given, dict) or not all(kind in kinds for kind in given):
         raise ModelError(f"rope_parameters must have an object for each kind of layer: {' and '.join(kinds)}.")
     old = {
