@@ -282,7 +282,7 @@ def test_the_cache_lies_on_the_device_in_the_models_type(engine: Engine) -> None
 )
 def test_other_families_agree_with_transformers(family: str, sizes: dict, device: Callable, tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path / "model", family, **sizes)
-    with device(), Engine.from_pretrained(path, **UNWARMED) as engine:
+    with device(), Engine.from_pretrained(path, max_total_tokens=CACHE_TOKENS, **UNWARMED) as engine:
         found = softmax(engine, QUERY, ITEMS)
     expected = PointwiseOracle(path, "bfloat16").score([QUERY + item for item in ITEMS], LABELS, apply_softmax=True)
     assert_scores_close(found, expected, "bfloat16")
@@ -296,7 +296,7 @@ def test_a_request_of_published_sizes_agrees_with_transformers(device: Callable,
     sizes = SHAPES["qwen3-0.6b"] | ({"num_hidden_layers": 2} if jax.default_backend() == "cpu" else {})
     path = tiny_checkpoint(tmp_path / "model", **sizes)
     items = ids(90, *[20] * 25)
-    with device(), Engine.from_pretrained(path, **UNWARMED) as engine:
+    with device(), Engine.from_pretrained(path, max_total_tokens=CACHE_TOKENS, **UNWARMED) as engine:
         found = softmax(engine, QUERY, items)
     chosen = [0, 12, 24]
     exact, theirs = (

@@ -11,6 +11,7 @@ import tokenizers
 from jaxtyping import Bool, Int32, Int64
 
 from mis_core.errors import RequestError, shown
+from mis_core.tokenization.known_texts import KnownTexts
 
 TEXT = 2
 """Encoding an empty text takes about as long as encoding so many characters of the costliest kind."""
@@ -65,6 +66,7 @@ class Encoder:
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self.frame = _added_at_the_ends(backend)
         self._backend = backend
+        self._known = KnownTexts()
         self._meter = Meter()
         self._watch: Callable[[int], None] | None = None
 
@@ -93,7 +95,23 @@ class Encoder:
 
     def ids(self, text: str) -> list[int]:
         """Return the ids of a text; no special tokens are added."""
-        return self.encoding(text).ids
+        return self._bare(text).tolist()
+
+    def encode(self, text: str, special: bool) -> Int32[np.ndarray, " tokens"]:
+        """Return the ids of a text, with the special tokens that are added to it or without."""
+        if special and self.frame is None:
+            return np.array(self.encoding(text, special=True).ids, np.int32)
+        tokens = self._bare(text)
+        lens = np.array([len(tokens)])
+        if not special or self.frame is None or begin_with(tokens, lens, self.frame[0]).all():
+            return tokens
+        return framed(tokens, lens, *self.frame, np.ones(1, bool))[0]
+
+    def _bare(self, text: str) -> Int32[np.ndarray, " tokens"]:
+        """Return the ids of a text; one that is known counts as if it were not, so that limits are the same for all."""
+        self._count(len(text), 1)
+        with _failures_refused():
+            return self._known.ids(text, lambda text: self._backend.encode(text, add_special_tokens=False).ids)
 
     def encode_all(
         self, texts: Iterator[str], typical_len: int, count: int, special: bool

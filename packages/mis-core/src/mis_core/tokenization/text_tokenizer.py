@@ -97,7 +97,7 @@ class TextTokenizer:
         Raises:
             RequestError: `token_id_exceeds_vocab`.
         """
-        tokens, _ = self._encoder.encode_all(iter([text]), len(text), 1, special=add_special_tokens)
+        tokens = self._encoder.encode(text, add_special_tokens)
         self.vocabulary.check(tokens, field)
         return tokens
 
