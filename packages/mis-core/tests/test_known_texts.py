@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mis_core.tokenization import Tokenizer
-from mis_core.tokenization.encoder import Meter, TooMuchWork
-from mis_core.tokenization.known_texts import LONG, KnownTexts
+from mis_core.tokenization.encoder import LONG, KnownTexts, Meter, TooMuchWork
 
 
 def code_points(text: str) -> list[int]:

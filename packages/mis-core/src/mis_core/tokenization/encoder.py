@@ -3,7 +3,10 @@
 import contextlib
 import copy
 import itertools
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from threading import Lock
 from typing import Self
 
 import numpy as np
@@ -11,10 +14,15 @@ import tokenizers
 from jaxtyping import Bool, Int32, Int64
 
 from mis_core.errors import RequestError, shown
-from mis_core.tokenization.known_texts import KnownTexts
 
 TEXT = 2
 """Encoding an empty text takes about as long as encoding so many characters of the costliest kind."""
+
+LONG = 2048
+"""Characters of a text worth remembering: it takes the library about a millisecond."""
+
+MOST_TOKENS = 1 << 22
+"""Tokens remembered at most: 16 MiB."""
 
 _CHUNK_CHARACTERS = 1 << 20  # per call of the batch encoder, whose results are large objects
 _PROBE = "a"
@@ -54,6 +62,44 @@ class Meter:
         if self.most is not None and cost > self.most:
             raise TooMuchWork(self.most)
         self.cost = cost
+
+
+class KnownTexts:
+    """Remembers ids of long texts by a digest, and nothing else of a text. Thread-safe.
+
+    A state or query that is asked about again is not tokenised again. What was not asked for longest is forgotten first.
+    """
+
+    def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
+        self._most_tokens = most_tokens
+        self._tokens = 0
+        self._found: OrderedDict[bytes, Int32[np.ndarray, " tokens"]] = OrderedDict()
+        self._lock = Lock()
+
+    def ids(self, text: str, encode: Callable[[str], list[int]]) -> Int32[np.ndarray, " tokens"]:
+        """Return what `encode` makes of a text, now or when it was last asked for. The array is read-only."""
+        if len(text) < LONG:
+            return np.array(encode(text), np.int32)
+        key = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32).digest()
+        with self._lock:
+            known = self._found.get(key)
+            if known is not None:
+                self._found.move_to_end(key)
+                return known
+        ids = np.array(encode(text), np.int32)
+        ids.flags.writeable = False
+        with self._lock:
+            self._keep(key, ids)
+        return ids
+
+    def _keep(self, key: bytes, ids: Int32[np.ndarray, " tokens"]) -> None:
+        if key in self._found or len(ids) > self._most_tokens:
+            return
+        self._found[key] = ids
+        self._tokens += len(ids)
+        while self._tokens > self._most_tokens:
+            _, forgotten = self._found.popitem(last=False)
+            self._tokens -= len(forgotten)
 
 
 class Encoder:
