@@ -67,7 +67,7 @@ class Meter:
 class KnownTexts:
     """Remembers ids of long texts by a digest, and nothing else of a text. Thread-safe.
 
-    A state or query that is asked about again is not tokenised again. What was not asked for longest is forgotten first.
+    A state or query that is asked about again is not tokenised again. The least recently asked is forgotten first.
     """
 
     def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
