@@ -123,7 +123,7 @@ def test_cancelling_what_was_answered_or_never_sent_is_ignored() -> None:
         assert isinstance(front.receive(), Scored)
 
 
-def test_shutdown_answers_what_was_sent_before_and_exits_with_zero(tmp_path: Path) -> None:
+def test_shutdown_answers_earlier_requests_and_exits_with_zero(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with scripted(f"log:{log}") as front:
         front.receive()
@@ -151,7 +151,7 @@ def test_it_leaves_while_loading(gone: bool) -> None:
         assert front.exit_code() == 0
 
 
-def test_a_refused_model_is_one_message_and_nothing_on_standard_error() -> None:
+def test_a_refused_model_is_one_message_and_silent_on_stderr() -> None:
     with scripted("refused") as front:
         assert front.receive() == Failed(message="model.norm.weight is missing.")
         assert front.exit_code() == 1
@@ -178,7 +178,7 @@ def test_the_real_engine_reports_a_missing_model() -> None:
 
 
 @pytest.mark.parametrize("says_so", [True, False])
-def test_a_front_that_gives_up_before_it_configures_leaves_no_trace(says_so: bool) -> None:
+def test_a_front_that_gives_up_early_leaves_no_trace(says_so: bool) -> None:
     with front("-m", "mis_core.process.main") as mine:
         if says_so:
             mine.send(Shutdown())

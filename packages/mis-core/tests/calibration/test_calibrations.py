@@ -45,7 +45,7 @@ def test_an_entry_is_found_by_everything_that_was_asked() -> None:
         assert known.find(msgspec.structs.replace(SCORE, **change)) is None
 
 
-def test_of_several_entries_the_one_whose_queries_begin_with_most_is_found() -> None:
+def test_the_entry_with_the_longest_common_query_start_is_found() -> None:
     plain, short, long = entry(), entry(begins=(1, 2, 3)), entry(begins=(1, 2, 3, 4, 5))
     known = Calibrations(MODEL, (plain, long, short))
     for query, wanted in (([9, 9], plain), ([1, 2, 3], short), ([1, 2, 3, 4, 9, 9], short), ([1, 2, 3, 4, 5], long)):

@@ -129,7 +129,7 @@ def test_a_row_of_weight_two_is_two_rows() -> None:
     np.testing.assert_allclose(one[1], two[1], atol=0.01)
 
 
-def test_thresholds_are_where_held_out_rows_are_right_often_enough() -> None:
+def test_thresholds_are_where_enough_held_out_rows_are_right() -> None:
     entry = fitted(examples(2000, temperature=2.0), act=0.9, review=0.5)
     assert 0 < entry.act.coverage < entry.review.coverage <= 1
     assert entry.review.confidence < entry.act.confidence < 1

@@ -109,7 +109,7 @@ def test_other_settings_make_another_model(model: Path) -> None:
         load(model)
 
 
-def test_the_file_is_that_of_the_option_or_the_one_beside_the_model(model: Path, tmp_path: Path) -> None:
+def test_the_file_comes_from_the_option_or_lies_beside_the_model(model: Path, tmp_path: Path) -> None:
     assert resolve(EngineConfig(model=str(model))).calibration is None
     assert load(model) is None
     calibrate(model)

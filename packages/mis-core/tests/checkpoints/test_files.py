@@ -103,7 +103,7 @@ def test_a_file_of_a_small_size_and_many_values_is_refused(tmp_path: Path) -> No
     assert len(Files(8192).read_json(file)) == 100
 
 
-def test_a_file_that_says_it_is_empty_is_read_no_further_than_its_bound(tmp_path: Path) -> None:
+def test_a_file_of_claimed_size_zero_is_read_only_to_its_bound(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.symlink_to("/proc/self/maps")
     if not file.exists():

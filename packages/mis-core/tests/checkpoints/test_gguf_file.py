@@ -292,7 +292,7 @@ _HOSTILE = {
 
 
 @pytest.mark.parametrize("fault", _HOSTILE)
-def test_a_hostile_header_is_refused_by_one_line_before_it_takes_memory(tmp_path: Path, fault: str) -> None:
+def test_a_hostile_header_is_refused_before_it_takes_memory(tmp_path: Path, fault: str) -> None:
     content, said = _HOSTILE[fault]
     file = tmp_path / "model.gguf"
     file.write_bytes(content + bytes(64))

@@ -198,7 +198,7 @@ _NAMES = {
 
 
 @pytest.mark.parametrize("architecture", ["gemma2", "gemma3"])
-def test_tensors_have_their_names_and_the_bits_that_gguf_makes_of_them(tmp_path: Path, architecture: str) -> None:
+def test_tensors_have_their_names_and_the_bits_of_gguf(tmp_path: Path, architecture: str) -> None:
     kind, random = gguf.GGMLQuantizationType.Q5_0, np.random.default_rng(3)
     stored = {part: random.integers(0, 256, (4, 44), np.uint8) for part in _NAMES if not part.endswith("norm")}
     norms = {part: random.normal(1, 1, 64).astype(np.float32) for part in _NAMES if part.endswith("norm")}

@@ -92,7 +92,7 @@ def handmade(**scores: int) -> dict[str, Any]:
     }
 
 
-def test_the_highest_score_is_joined_first_and_the_leftmost_of_equals() -> None:
+def test_the_highest_score_joins_first_and_ties_go_left() -> None:
     made = handmade(a=-9, b=-8, c=-7, ab=-2, bc=-1, aa=-3, aaa=-4)
     backend = build_tokenizer(made).backend
     for text, expected in {"abc": ["a", "bc"], "aaaaa": ["aa", "aaa"], "ababc": ["ab", "a", "bc"]}.items():
@@ -100,7 +100,7 @@ def test_the_highest_score_is_joined_first_and_the_leftmost_of_equals() -> None:
         assert backend.encode(text, add_special_tokens=False).ids == llama_cpp_ids(made, text)
 
 
-def test_beginnings_ends_and_the_prefix_follow_the_file_or_llama_cpp() -> None:
+def test_special_tokens_and_prefix_follow_the_file_or_llama_cpp() -> None:
     silent = {name: value for name, value in fields(False).items() if "token_id" not in name and "prefix" not in name}
     stored = build_tokenizer(silent)
     assert stored.special_tokens == {
@@ -146,7 +146,7 @@ def test_what_is_no_such_vocabulary_is_refused_by_name(made: dict[str, Any], mes
         build_tokenizer(made)
 
 
-def test_equal_scores_of_pieces_that_are_never_joined_are_harmless() -> None:
+def test_equal_scores_of_pieces_never_joined_are_harmless() -> None:
     build_tokenizer(handmade(a=-1, b=-1, ab=-1))
 
 

@@ -137,9 +137,7 @@ def test_scores_are_those_of_peft_on_transformers(family: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("stored", ["model.language_model.", "language_model.model."])
 @pytest.mark.parametrize("trained_on", ["model.language_model.", "language_model.model.", "model."])
-def test_an_adapter_of_a_model_that_also_reads_images_changes_its_text(
-    stored: str, trained_on: str, tmp_path: Path
-) -> None:
+def test_an_adapter_of_a_model_with_images_changes_its_text(stored: str, trained_on: str, tmp_path: Path) -> None:
     """Whichever way either spells its tensors; what belongs to the tower is left as it is, and out."""
     text = tiny_checkpoint(tmp_path / "text", "gemma3")
     adapter = tmp_path / "adapter"
@@ -173,9 +171,7 @@ def test_an_adapter_of_a_model_without_its_head_is_found(model: Path, adapter: P
     assert all(np.array_equal(weight, bare[name]) for name, weight in ours.items())
 
 
-def test_the_adapter_of_decision_json_is_merged_unless_another_prompt_is_chosen(
-    model: Path, adapter: Path, tmp_path: Path
-) -> None:
+def test_the_adapter_in_decision_json_goes_with_its_own_prompt(model: Path, adapter: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(model, tmp_path / "model")
     shutil.copytree(adapter, folder / "lora")
     (folder / "decision.json").write_text('{"adapter": "lora"}')

@@ -98,7 +98,7 @@ def test_what_else_a_score_may_ask_for_is_raw(tokenizer: Tokenizer, change: dict
     assert SCORE.finish(parsed, outputs_of(parsed), Calibrations(MODEL, ())).calibration is None
 
 
-def test_other_labels_another_order_and_item_first_are_other_questions(tokenizer: Tokenizer) -> None:
+def test_labels_order_and_item_first_distinguish_questions(tokenizer: Tokenizer) -> None:
     changes: list[dict[str, Any]] = [
         {},
         {"labels": ["no", "yes"]},
@@ -141,7 +141,7 @@ def test_nothing_is_identified_where_no_calibration_is_loaded(tokenizer: Tokeniz
     assert parse(SCORE, SCORE_BODY, tokenizer, dataclasses.replace(LIMITS, identified=False)).identity is None
 
 
-def test_documents_are_ranked_by_calibrated_relevance_and_ties_by_what_they_were(tokenizer: Tokenizer) -> None:
+def test_documents_rank_by_calibrated_relevance_ties_by_the_raw(tokenizer: Tokenizer) -> None:
     body = {"query": "cats", "documents": ["a", "b", "c", "d"]}
     parsed = parse(RERANK, body, tokenizer)
     outputs = outputs_of(parsed)
@@ -195,7 +195,7 @@ def test_decisions_are_calibrated_question_by_question(tokenizer: Tokenizer, ord
     assert (off.answers, off.x_calibration) == (raw.answers, {"n": None, "c": None})
 
 
-def test_one_question_is_the_same_on_both_routes_and_in_any_company(tokenizer: Tokenizer) -> None:
+def test_a_question_is_the_same_on_both_routes_and_among_others(tokenizer: Tokenizer) -> None:
     ours = {"type": "choice", "instructions": "Which?", "choices": [{"value": "cat"}, {"value": "dog"}]}
     theirs = {"type": "choice", "instructions": "Which?", "criteria": {"cat": None, "dog": None}}
     decision = parse(DECIDE, {"input": "Rain.", "questions": [ours]}, tokenizer)

@@ -129,7 +129,7 @@ def test_the_head_of_a_tokens_labels_is_read_at_every_token(tokenizer: Tokenizer
     assert {token.label for token in first} == {"good"}
 
 
-def test_values_of_more_tokens_than_a_request_may_have_are_refused() -> None:
+def test_more_token_values_than_a_request_may_have_are_refused() -> None:
     limits = dataclasses.replace(OF_TOKENS, max_scores=3 * (3 + TOKEN_VALUES))
     TOKEN_CLASSIFY.parse({"input": [[1, 2], [3]]}, None, limits, None)
     with pytest.raises(RequestError, match="4 tokens; at most 3 are labelled") as caught:

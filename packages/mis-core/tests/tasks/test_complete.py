@@ -140,7 +140,7 @@ def test_groups_hold_every_prompt_once_and_save_tokens(prompts: list[list[int]],
         assert len(groups) < len(prompts)
 
 
-def test_choices_of_one_context_are_one_request_whose_context_is_computed_once() -> None:
+def test_choices_of_one_context_are_one_request() -> None:
     context = list(range(100, 160))
     questions = [[*context, first, second] for first in (1, 2) for second in (3, 4)]
     others = [[*range(200, 260), last] for last in (1, 2)]
@@ -149,7 +149,7 @@ def test_choices_of_one_context_are_one_request_whose_context_is_computed_once()
     assert sum(len(request.query) + len(request.item_tokens) for request in parsed.requests) == 2 * 59 + 4 * 3 + 2 * 2
 
 
-def test_prompts_that_share_nothing_are_one_request_unless_each_may_be_cached() -> None:
+def test_unrelated_prompts_are_one_request_unless_cacheable() -> None:
     prompts = [[1, 2, 3], [4, 5], [6]]
     (request,) = parse(prompt=prompts, echo=True, logprobs=1).requests
     assert (len(request.query), request.num_items) == (0, 3)
@@ -305,7 +305,7 @@ def test_prompts_of_longer_answers_are_read_beside_them(tokenizer: Tokenizer) ->
     assert parse(tokenizer=tokenizer, prompt=[5], max_tokens=5, echo=True).requests == ()
 
 
-def test_without_a_number_an_answer_has_sixteen_tokens_or_what_fits(tokenizer: Tokenizer) -> None:
+def test_an_answer_has_sixteen_tokens_by_default_or_what_fits(tokenizer: Tokenizer) -> None:
     def longest(tokens: int) -> int:
         parsed = parse(tokenizer=tokenizer, prompt=[1] * tokens, max_tokens=None)
         return parsed.sequences.max_new_tokens if parsed.sequences else 1

@@ -187,7 +187,7 @@ def test_every_label_is_the_one_token_that_follows_the_prompt(tokenizer: Tokeniz
             assert behind.tolist() == [*tokenizer.encode(before, add_special_tokens=False), token]
 
 
-def test_many_questions_render_and_tokenise_the_input_a_few_times(plain: Tokenizer, monkeypatch: Any) -> None:
+def test_many_questions_render_and_tokenise_the_input_few_times(plain: Tokenizer, monkeypatch: Any) -> None:
     sizes: list[int] = []
     render = ChatTemplate.render
 
@@ -249,7 +249,7 @@ def test_values_become_answers(plain: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("logits", "expected", "confidence"), [([9e3, 0, 0], 0, 1), ([0, 0, 0], 1, 0), ([9e3, 0, 9e3], 1, 0)]
 )
-def test_confidence_of_a_score_is_from_one_level_to_levels_far_apart(
+def test_confidence_of_a_score_follows_how_far_apart_levels_are(
     plain: Tokenizer, logits: list[float], expected: float, confidence: float
 ) -> None:
     parsed = parse(plain, questions=[SCORE])
@@ -335,7 +335,7 @@ def test_a_score_of_reversed_levels_is_the_mirrored_one(
     np.testing.assert_allclose(there.confidence, back.confidence, rtol=0, atol=1e-12)
 
 
-def test_the_order_is_that_of_the_server_unless_a_request_says_otherwise(plain: Tokenizer) -> None:
+def test_the_server_sets_the_order_unless_the_request_does(plain: Tokenizer) -> None:
     given = [choice_of(["c", "a"]), SCORE]
     limits = dataclasses.replace(LIMITS, choice_order="reversed")
     assert request_of(parse(plain, questions=given)).num_items == 2
@@ -493,7 +493,7 @@ def test_what_is_wrong_is_named(plain: Tokenizer, fields: dict[str, Any], code: 
     assert pickle.loads(pickle.dumps(error)).code == code
 
 
-def test_a_template_that_refuses_everything_is_an_error_of_the_input(small_tokenizer) -> None:
+def test_a_template_that_refuses_everything_is_an_input_error(small_tokenizer) -> None:
     broken = with_template(small_tokenizer, "qwen", "{{ raise_exception('Never.') }}")
     error = refusal(broken)
     assert (error.code, error.param) == ("invalid_input", "input")

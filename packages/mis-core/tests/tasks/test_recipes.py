@@ -171,7 +171,7 @@ def test_a_sign_of_another_recipe_is_refused_with_the_list(
     ("folder", "recipe"),
     [("mxbai-rerank-base-v2", "mxbai-rerank-v2"), ("my-reranker", "generic"), ("zerank-2", None)],
 )
-def test_the_folders_name_counts_where_nothing_inside_names_a_recipe(
+def test_the_folder_name_counts_if_nothing_inside_names_a_recipe(
     make: Checkpoints, folder: str, recipe: str | None
 ) -> None:
     tokenizer, limits = model(make("qwen2", folder=folder))
@@ -279,7 +279,7 @@ def test_a_recipe_needs_its_words(originals: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize(("family", "recipe"), [("qwen3", "qwen3-reranker"), ("qwen2", "mxbai-rerank-v2")])
-def test_what_surrounds_each_document_counts_as_tokens_of_the_request(
+def test_text_around_each_document_counts_as_request_tokens(
     originals: dict[str, Path], family: str, recipe: str
 ) -> None:
     tokenizer, limits = model(originals[family], rerank_template=recipe)
@@ -332,7 +332,7 @@ def test_mxbais_prompt_has_the_ids_of_its_own_code(make: Checkpoints, instructio
     assert len(request.query) > 30  # shared
 
 
-def test_long_documents_of_pieces_are_cut_and_what_follows_is_not(make: Checkpoints) -> None:
+def test_long_documents_of_pieces_are_cut_but_not_the_suffix(make: Checkpoints) -> None:
     path = make("qwen2", {}, "mixedbread-ai/mxbai-rerank-base-v2")
     tokenizer, limits = model(path)
     whole = len(published_mxbai(path, "q", "", None))

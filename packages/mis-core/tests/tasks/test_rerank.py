@@ -94,7 +94,7 @@ def test_the_instruction_is_a_field(models: dict[str, Tokenizer]) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2", "llama"])
-def test_other_models_read_the_same_texts_through_their_chat_template(
+def test_other_models_read_these_texts_in_their_chat_template(
     models: dict[str, Tokenizer], folders: dict[str, Path], name: str
 ) -> None:
     theirs = AutoTokenizer.from_pretrained(folders[name])
@@ -203,7 +203,7 @@ def test_long_documents_are_cut_and_named(models: dict[str, Tokenizer]) -> None:
     assert refused("too_many_tokens", tokenizer, few, documents=[long]).param == "documents"
 
 
-def test_a_long_query_is_not_tokenised_again_with_each_document_that_is_cut(models: dict[str, Tokenizer]) -> None:
+def test_cut_documents_do_not_tokenise_a_long_query_again(models: dict[str, Tokenizer]) -> None:
     whole = models["qwen3"]
     limits = Limits(context_length=1500, vocab_size=5000, architecture="Qwen3ForCausalLM")
     query = "cat " * 600  # what is left holds no whole document

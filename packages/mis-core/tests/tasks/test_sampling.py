@@ -26,7 +26,7 @@ def stops(**fields: object) -> Stops:
     return stops_of(read_body(AnswerBody, fields), VOCAB)
 
 
-def test_without_fields_a_token_is_drawn_from_the_distribution_itself() -> None:
+def test_without_fields_tokens_come_from_the_raw_distribution() -> None:
     sampling = read()
     assert (sampling.temperature, sampling.top_p, sampling.bias_ids.size, sampling.bias.size) == (1, 1, 0, 0)
     assert sampling.keys.shape == (2, 2)

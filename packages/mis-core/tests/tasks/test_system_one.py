@@ -240,7 +240,7 @@ def test_what_is_not_certain_enough_is_named(tokenizer: Tokenizer) -> None:
     assert finish(parse(tokenizer, questions=own, x_abstain_below=0.5), logits).x_abstained == ("c 🙂", "s.1")
 
 
-def test_a_question_that_is_wrong_refuses_the_request_or_is_left_out(tokenizer: Tokenizer) -> None:
+def test_a_wrong_question_refuses_the_request_or_is_left_out(tokenizer: Tokenizer) -> None:
     questions = {"bad": {"type": "boolean"}} | QUESTIONS
     error = refusal(tokenizer, questions=questions)
     assert (error.code, error.param) == ("invalid_questions", 'questions["bad"].type')
@@ -357,7 +357,7 @@ def test_limits_are_those_of_decisions(
 
 
 @pytest.mark.full
-def test_400_questions_of_255_options_behind_32_000_tokens_are_asked_or_refused(tokenizer: Tokenizer) -> None:
+def test_400_questions_of_255_options_are_asked_or_refused(tokenizer: Tokenizer) -> None:
     backend = tokenizers.Tokenizer.from_str(tokenizer._backend.to_str())
     backend.add_tokens(["".join(pair) for pair in itertools.product(string.ascii_uppercase, repeat=2)])
     with_codes = Tokenizer(backend, tokenizer.chat_template)
@@ -382,7 +382,7 @@ KIND_FIRST = (
 )
 
 
-def test_questions_of_a_kind_share_a_state_that_a_template_writes_behind_the_kind(tokenizer: Tokenizer) -> None:
+def test_questions_of_a_kind_share_a_state_after_the_kind(tokenizer: Tokenizer) -> None:
     asked = copy.copy(tokenizer)
     asked.decision = DecisionContract(ChatTemplate(KIND_FIRST), in_chat=False, labels={"noul": ["A", "B"]})
     kinds = {"n": NOUL, "c": CHOICE, "s": SCORE}
