@@ -229,7 +229,7 @@ def test_markup_is_text(server: RunningServer, open_page: Open, task: str) -> No
     assert watched.complaints == []
 
 
-def test_a_server_with_a_key_shows_the_page_and_answers_with_the_key(keyed: RunningServer, open_page: Open) -> None:
+def test_a_server_with_a_key_shows_the_page_and_accepts_the_key(keyed: RunningServer, open_page: Open) -> None:
     watched = open_page(address(keyed))
     page = watched.page
     expect(page.locator("#model")).to_have_text("This server wants an API key.")

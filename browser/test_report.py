@@ -86,7 +86,7 @@ def colours_of(picture: bytes, open_page: Open) -> dict[str, int]:
     return open_page("about:blank").page.evaluate(COLOURS_OF, base64.b64encode(picture).decode())
 
 
-def test_the_page_of_a_comparison_is_drawn_and_its_picture_shows_it(tmp_path: Path, open_page: Open) -> None:
+def test_the_page_of_a_comparison_is_drawn_in_full(tmp_path: Path, open_page: Open) -> None:
     compare(tmp_path / "compare")
     output = tmp_path / "report.html"
     done = CliRunner().invoke(main, ["report", str(tmp_path / "compare"), "--output", str(output)])

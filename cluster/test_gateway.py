@@ -58,7 +58,7 @@ def test_every_error_that_haproxy_makes_is_one_of_ours() -> None:
         assert ("retry-after" in rest) == (status == "429" or status >= "500")
 
 
-def test_without_a_replica_the_error_is_ours_and_the_gateway_lives() -> None:
+def test_without_a_replica_the_gateway_lives_and_sends_our_error() -> None:
     with running_gateway([f"http://127.0.0.1:{free_port()}"]) as gateway:
         gateway.wait_until(replica_1="DOWN")
         check_error(post(gateway), 503, "engine_unavailable")
@@ -68,7 +68,7 @@ def test_without_a_replica_the_error_is_ours_and_the_gateway_lives() -> None:
             check_error(httpx.get(f"{gateway.url}{path}", trust_env=False, verify=False), 404, "not_found")
 
 
-def test_what_ends_while_it_works_is_an_error_that_is_not_sent_again(replicas: list[PretendedReplica]) -> None:
+def test_a_request_whose_replica_ends_is_not_sent_again(replicas: list[PretendedReplica]) -> None:
     for each in replicas:
         each.behave = hang_up
     with running_gateway([each.url for each in replicas]) as gateway:

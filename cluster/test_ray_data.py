@@ -59,7 +59,7 @@ def whole(output: Path, name: str) -> bytes:
     ("rows", "queries", "actor_kills", "driver_kills"),
     [(600, 60, 1, 1), pytest.param(20_000, 2000, 3, 2, marks=pytest.mark.full)],
 )
-def test_the_output_is_that_of_one_process_though_actors_and_drivers_are_killed(
+def test_killed_actors_and_drivers_do_not_change_the_output(
     ray_cluster: RayNode, checkpoint: Path, tmp_path: Path, rows: int, queries: int, actor_kills: int, driver_kills: int
 ) -> None:
     folder, output, log = tmp_path / "in", tmp_path / "out", tmp_path / "log.txt"
@@ -116,7 +116,7 @@ def test_the_output_is_that_of_one_process_though_actors_and_drivers_are_killed(
     ]
 
 
-def test_an_output_that_is_read_is_refused_and_compressed_files_are_scored(
+def test_an_output_over_its_input_is_refused_gzip_and_zstd_read(
     ray_cluster: RayNode, checkpoint: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "out" / "in"
@@ -206,7 +206,7 @@ def test_what_an_actor_refuses_is_one_line(ray_cluster: RayNode, checkpoint: Pat
     assert "Traceback" not in done.stderr
 
 
-def test_parquet_keeps_every_id_and_answers_what_is_no_text_with_an_error(
+def test_parquet_keeps_every_id_and_reports_what_is_not_text(
     ray_cluster: RayNode, checkpoint: Path, tmp_path: Path
 ) -> None:
     ids = pa.array([2**64 - 1 - i if i % 3 and i >= 20 else None for i in range(60)], pa.uint64())

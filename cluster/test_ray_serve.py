@@ -139,7 +139,7 @@ def test_a_compressed_body_is_read_and_finds_its_query(http: httpx.Client) -> No
     assert squeezed.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
-def test_a_batch_of_states_has_the_lines_of_requests_of_their_own(http: httpx.Client) -> None:
+def test_lines_of_a_batch_equal_replies_to_single_requests(http: httpx.Client) -> None:
     asked = {"questions": {"refund": {"type": "noul", "instructions": "Does the customer want money back?"}}}
     states = ["I was charged twice.", {"text": "Thanks!"}, "Where is it?"]
     batch = http.post("/v1/systemone/batch", json=asked | {"states": states})

@@ -65,9 +65,7 @@ def test_a_server_is_ready_inside_the_block_and_gone_after_it() -> None:
 
 
 @pytest.mark.parametrize(("path", "asked"), [("/health", '"GET /health HTTP/1.1" 200'), (None, '"GET / HTTP/1.1" 404')])
-def test_a_server_of_another_project_is_ready_when_it_says_so_or_anything(
-    path: str | None, asked: str, tmp_path: Path
-) -> None:
+def test_another_projects_server_is_ready_once_it_answers(path: str | None, asked: str, tmp_path: Path) -> None:
     folder, port = (tmp_path if path else tmp_path / "missing"), free_port()
     (tmp_path / "health").touch()
     command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1", "--directory", str(folder)]

@@ -88,7 +88,7 @@ def test_only_qwen_normalises(family: Family) -> None:
     assert same == (family in ("qwen2", "qwen3"))
 
 
-def test_special_tokens_are_one_id_and_follow_the_trained_vocabulary(family: Family) -> None:
+def test_special_tokens_are_single_ids_after_the_vocabulary(family: Family) -> None:
     """But for Gemma's, which come first."""
     tokenizer = build_tokenizer(family)
     ids = tokenizer.encode(HABITS[family].eos, add_special_tokens=False).ids
