@@ -139,7 +139,7 @@ values = st.sampled_from([*odd, *forged])
 
 @of_each_route
 @given(data=st.data())
-def test_the_order_of_the_bytes_does_not_decide_which_fault_is_reported(
+def test_the_order_of_bytes_does_not_decide_the_reported_fault(
     route: str, tokenizer: Tokenizer, data: st.DataObject
 ) -> None:
     names = st.sampled_from([*DECLARED[route].__struct_fields__, "nothing", "void"])

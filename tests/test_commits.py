@@ -63,7 +63,7 @@ def said(site: Path, package: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("through_sdist", [False, True])
-def test_a_wheel_says_its_commit_and_nothing_is_left_in_the_clone(tmp_path: Path, through_sdist: bool) -> None:
+def test_a_wheel_names_its_commit_and_leaves_the_clone_clean(tmp_path: Path, through_sdist: bool) -> None:
     clone = Clone(tmp_path, (SHORT,))
     site = clone.install(tmp_path / "built", through_sdist=through_sdist)
     assert said(site, SHORT) == {"commit": clone.commit, "is_dirty": False}
@@ -86,7 +86,7 @@ def test_sources_in_another_repository_say_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("through_sdist", [False, True])
-def test_all_five_installed_elsewhere_give_their_commit_to_evidence(tmp_path: Path, through_sdist: bool) -> None:
+def test_all_five_installed_packages_give_evidence_their_commit(tmp_path: Path, through_sdist: bool) -> None:
     clone = Clone(tmp_path, PACKAGES)
     site = clone.install(tmp_path / "built", through_sdist=through_sdist)
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(site)!r}); {ASK}"]

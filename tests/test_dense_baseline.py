@@ -75,7 +75,7 @@ def test_a_server_is_started_stopped_and_its_log_kept(tmp_path: Path) -> None:
         urllib.request.urlopen(url, timeout=10)
 
 
-def test_a_server_that_cannot_start_ends_the_script_with_the_end_of_its_log(tmp_path: Path, checkpoint: Path) -> None:
+def test_a_server_that_cannot_start_ends_the_script_with_its_log(tmp_path: Path, checkpoint: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     done = run(tmp_path, "smoke.sh", MODEL=str(checkpoint), URL=url, MIS_CHUNKED_PREFILL_SIZE="7")
     assert done.returncode == 1

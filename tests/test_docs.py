@@ -67,7 +67,7 @@ def test_every_route_is_in_the_index(checkpoint: Path) -> None:
 DOCS = HTTP.parent.parent
 
 
-def test_every_flag_of_sglang_jax_is_in_a_table_with_what_becomes_of_it() -> None:
+def test_every_flag_of_sglang_jax_is_in_a_table_with_its_effect() -> None:
     page = (DOCS / "guides" / "from-sglang-jax.md").read_text()
     taken, renamed, accepted = (table(page, heading) for heading in ("Taken", "Under another name", "Accepted"))
     assert accepted == {f"--{flag.name.replace('_', '-')}": flag.why for flag in ACCEPTED}
@@ -98,7 +98,7 @@ def test_both_front_pages_have_the_same_figures() -> None:
 @pytest.mark.parametrize(
     ("figures", "path"), re.findall(r"\[([^]]+)\]\(([^)#]+)", measured((DOCS / "index.md").read_text()))
 )
-def test_a_figure_of_the_front_page_is_in_the_report_that_it_names(figures: str, path: str) -> None:
+def test_figures_of_the_front_page_are_in_the_reports_they_name(figures: str, path: str) -> None:
     numbers = re.findall(r"\d[\d.,]*(?:e-\d+)?", figures)
     words_of_report = re.findall(r"\d[\d.,]*(?:e-\d+)?", (DOCS / path).read_text())
     assert numbers

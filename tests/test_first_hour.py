@@ -200,7 +200,7 @@ def test_an_interrupted_wait_in_the_queue_leaves_nothing(session: Session, send:
 
 
 @SIGNALS
-def test_an_interruption_while_results_come_home_goes_on_to_delete(session: Session, send: signal.Signals) -> None:
+def test_an_interruption_during_the_download_still_deletes(session: Session, send: signal.Signals) -> None:
     ran = session(send=send, HANG=FETCH)
     assert (ran.status, ran.left) == (1, [])
     assert ran.last_line.startswith("first-hour: FAILED in fetch; what was created is deleted")

@@ -85,7 +85,7 @@ def test_a_scale_set_has_its_shape_and_its_models(name: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_files_that_an_overlay_names_exist_and_patch_what_there_is(overlay: str) -> None:
+def test_files_that_an_overlay_names_exist_and_patch_something(overlay: str) -> None:
     folder = KUBERNETES / "benchmarks" / overlay
     kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
     (base,) = [folder / each for each in kustomization["resources"]]

@@ -39,7 +39,7 @@ def test_other_machines_have_no_native_library(
     assert f"{system} on {machine} has no AMX" in hook.compile_library(tmp_path)
 
 
-def test_a_wheel_of_this_machine_has_the_library_where_there_is_a_compiler(hook: ModuleType, tmp_path: Path) -> None:
+def test_a_wheel_has_the_library_if_there_is_a_compiler(hook: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "native").mkdir()
     (tmp_path / "native" / "empty.cc").write_text("int nothing() { return 0; }\n")
     (tmp_path / hook.LIBRARY).parent.parent.mkdir(parents=True)

@@ -64,7 +64,7 @@ def test_a_share_that_moved_is_a_warning(night: Night, tmp_path: Path) -> None:
     assert "::warning" not in same.stdout
 
 
-def test_what_cannot_be_profiled_fails_and_what_cannot_be_compared_does_not(night: Night, tmp_path: Path) -> None:
+def test_a_failed_profile_fails_a_missing_comparison_does_not(night: Night, tmp_path: Path) -> None:
     assert night("monday").returncode == 1  # there is nothing to copy
     broken = tmp_path / "sunday" / "profile" / "profile.json"
     broken.parent.mkdir(parents=True)

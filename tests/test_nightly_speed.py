@@ -74,7 +74,7 @@ def test_a_night_is_held_against_the_one_before(bench: Path, checkpoint: Path) -
     assert "failed: REGRESSION, p95 +30%, p99 +30% of 120 calls" in slower.stdout
 
 
-def test_the_first_night_is_held_against_the_baseline_of_the_repository(bench: Path, checkpoint: Path) -> None:
+def test_the_first_night_is_compared_with_the_stored_baseline(bench: Path, checkpoint: Path) -> None:
     done = speed(bench, "monday", "no-such-folder", MODEL=str(checkpoint), TIMES="0.001")
     assert done.returncode == 0, done.stderr
     assert "no earlier run in 'no-such-folder'; taking the baseline of the repository" in done.stdout
@@ -83,7 +83,7 @@ def test_the_first_night_is_held_against_the_baseline_of_the_repository(bench: P
 
 
 @pytest.mark.full
-def test_a_run_of_other_requests_is_no_baseline_and_this_one_is_the_next(bench: Path, checkpoint: Path) -> None:
+def test_a_run_of_other_requests_is_replaced_as_the_baseline(bench: Path, checkpoint: Path) -> None:
     other = [bench, "run", "--workload", "probe-9-3-4", "--runs", "3", "--output", "other/smoke", "--model", checkpoint]
     subprocess.run(list(map(str, other)), cwd=bench.parent.parent, check=True, capture_output=True)
     done = speed(bench, "monday", "other", MODEL=str(checkpoint))
@@ -111,7 +111,7 @@ def test_a_run_that_cannot_begin_fails(bench: Path) -> None:
     assert not (bench.parent.parent / "monday").exists()
 
 
-def test_the_stored_baseline_names_its_machine_and_the_command_that_makes_it_anew() -> None:
+def test_the_stored_baseline_names_its_machine_and_command() -> None:
     plan = read_results(BASELINE).plan
     command = shlex.split(plan.command)
     assert faults(command) == []

@@ -20,7 +20,7 @@ def test_every_requirement_is_in_the_table_once() -> None:
 
 
 @of_each_row
-def test_a_requirement_stands_somewhere_and_has_a_page_or_a_command(row: Row) -> None:
+def test_a_requirement_has_a_state_and_a_page_or_a_command(row: Row) -> None:
     assert row.stands.startswith(STANDS)
     links = re.findall(r"\]\(([^)#]+)(?:#([^)]+))?\)", row.where)
     assert links or list(commands(row.where))  # commands are checked in test_doc_commands.py

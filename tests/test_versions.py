@@ -45,7 +45,7 @@ def test_the_newest_changelog_entry_is_the_version(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", PROJECTS)
-def test_pins_of_siblings_admit_this_tree_and_neither_the_last_minor_nor_the_next(package: str) -> None:
+def test_pins_of_siblings_admit_only_the_minor_of_this_tree(package: str) -> None:
     for requirement in requirements_of(package):
         if requirement.name not in PROJECTS:
             continue

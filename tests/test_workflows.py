@@ -140,7 +140,7 @@ def test_paths_of_the_filters_exist() -> None:
         ({"PULL_REQUEST", "FORK", "LABELLED", "LABELLED_NOW"}, True, True),
     ],
 )
-def test_a_draft_waits_for_its_label_and_chips_for_somebody_who_has_read(
+def test_a_draft_waits_for_its_label_and_chips_for_a_reader(
     true: set[str], opened: bool, chips: bool, tmp_path: Path
 ) -> None:
     (gate,) = [step for _, step in steps() if step.get("id") == "gate"]

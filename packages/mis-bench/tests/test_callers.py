@@ -39,7 +39,7 @@ def test_the_loads_are_those_of_the_runbook(bench: Bench) -> None:
     assert loads == ["1 caller", "8 callers", "32 callers", "0.5 of 32 callers' rate", "0.8 of 32 callers' rate"]
 
 
-def test_closed_loads_have_so_many_callers_and_open_ones_a_share_of_what_the_most_reached(bench: Bench) -> None:
+def test_open_loads_have_a_share_of_the_highest_closed_rate(bench: Bench) -> None:
     done = bench(*SHORT, "--callers", "2,6", "--load", "1x15/60", "--rounds", "3")
     rows = {row.name: row for row in done.summary.rows}
     for callers in (2, 6):
@@ -55,7 +55,7 @@ def test_closed_loads_have_so_many_callers_and_open_ones_a_share_of_what_the_mos
         assert max(each for each in due if each is not None) < 0.25
 
 
-def test_known_queries_are_forty_which_are_asked_before_the_clock_starts(bench: Bench, fakes: Fakes) -> None:
+def test_forty_known_queries_are_asked_before_the_clock_starts(bench: Bench, fakes: Fakes) -> None:
     bench(*SHORT, "--load", "3x30/300", "--callers", "4", "--shares", "")
     (target,) = fakes.opened
     known = [index for index, workload in enumerate(target.sent) if workload.num_items == 1][-40:]
@@ -77,7 +77,7 @@ def test_every_request_of_a_cold_load_has_a_query_of_its_own(bench: Bench, fakes
     assert len({np.asarray(workload.query).tobytes() for workload in window}) == len(window)
 
 
-def test_an_open_load_has_no_turn_where_its_callers_were_not_answered(
+def test_an_open_load_is_skipped_if_its_callers_got_no_answer(
     bench: Bench, fakes: Fakes, failing: Callable[..., object]
 ) -> None:
     def prepare(target: FakeTarget) -> None:
@@ -90,7 +90,7 @@ def test_an_open_load_has_no_turn_where_its_callers_were_not_answered(
     assert rows["1x15/60 cold, 0.5 of 2 callers"].reasons == ["nothing was measured"]
 
 
-def test_targets_are_held_against_the_first_by_requests_that_are_alike(bench: Bench, fakes: Fakes) -> None:
+def test_targets_are_compared_with_the_first_on_equal_requests(bench: Bench, fakes: Fakes) -> None:
     def prepare(target: FakeTarget) -> None:
         target.seconds = lambda _: CALL_S * (4 if target.spec.alias == "slow" else 1)
 
@@ -127,9 +127,7 @@ def test_findings_say_what_more_callers_and_other_targets_reach(bench: Bench, fa
     assert others.endswith("that one multiplies 1.4 times as fast.")
 
 
-def test_limits_are_the_least_operations_over_the_best_product_rate_of_the_run(
-    bench: Bench, fakes: Fakes, checkpoint: Path
-) -> None:
+def test_limits_are_least_operations_over_the_best_product_rate(bench: Bench, fakes: Fakes, checkpoint: Path) -> None:
     rates = iter([2e9, 4e9, 3e9])
 
     def prepare(target: FakeTarget) -> None:

@@ -175,7 +175,7 @@ class TestTime:
         second_moment = np.mean(np.square(factors))
         assert found.latency_s.mean() == pytest.approx(1 + load * second_moment / (2 * (1 - load)), rel=0.12)
 
-    def test_times_of_steps_vary_by_their_factors_one_after_the_other(self) -> None:
+    def test_step_times_are_multiplied_by_their_factors_in_turn(self) -> None:
         factors = (0.5, 0.7, 1.8)
         scenario = Scenario(replicas=1, replica=shape(step_factors=factors), request=REQUEST, callers=1)
         found = simulate(scenario, np.zeros(61, np.int64)).latency_s[1:] / (1e-4 + 128e-5)
@@ -219,7 +219,7 @@ class TestManyReplicas:
         assert again == first
         assert other != first
 
-    def test_a_lost_replica_fails_what_it_holds_and_its_queries_are_computed_again(self) -> None:
+    def test_queries_of_a_lost_replica_are_computed_again(self) -> None:
         loss = Loss(after_requests=1000, replica=4, found_out_s=0.1)
         whole, broken = (self.run(rate=2500.0, balance_factor=300, loss=each) for each in (None, loss))
         failed = np.flatnonzero(np.isnan(broken.latency_s))
@@ -232,7 +232,7 @@ class TestManyReplicas:
         assert broken.cached[moved].mean() < whole.cached[moved].mean() - 0.1
         assert broken.hit_rate(0, 800) == whole.hit_rate(0, 800)
 
-    def test_the_first_request_that_is_refused_takes_a_lost_replica_off_the_ring(self) -> None:
+    def test_the_first_refusal_takes_a_lost_replica_off_the_ring(self) -> None:
         loss = Loss(after_requests=1000, replica=4, found_out_s=1000.0)
         found = self.run(rate=0.0, callers=1, loss=loss)
         assert found.arrived_s[-1] < 1000, "no health check came before"
@@ -240,7 +240,7 @@ class TestManyReplicas:
         assert 4 not in found.replica[1001:]
         assert found.is_spilled[1001:].sum() <= 1, "only the refused one goes astray: its queries belong to others then"
 
-    def test_a_replica_that_dies_within_the_last_step_of_a_request_answers_it_not(self) -> None:
+    def test_a_replica_that_dies_in_the_last_step_answers_nothing(self) -> None:
         environment = simpy.Environment()
         replica = SimulatedReplica(environment, shape(step_s=1.0), REQUEST)
         answer = replica.serve(5)
@@ -249,7 +249,7 @@ class TestManyReplicas:
         environment.run()
         assert answer.value is None
 
-    def test_a_replica_that_returns_has_nothing_and_gets_its_queries_back(self) -> None:
+    def test_a_returning_replica_is_empty_and_gets_its_queries_back(self) -> None:
         loss = Loss(after_requests=600, replica=4, found_out_s=0.1, returns_s=0.4)
         found = self.run(rate=1000.0, loss=loss)
         own = found.replica == 4

@@ -167,7 +167,7 @@ def test_a_faster_target_that_refuses_to_forget_does_not_win(bench: Bench, fakes
     assert done.summary.winner.target == "base"
 
 
-def test_slow_targets_are_asked_for_the_first_items_and_cannot_win(bench: Bench, fakes: Fakes) -> None:
+def test_slow_targets_score_only_the_first_items_and_cannot_win(bench: Bench, fakes: Fakes) -> None:
     fakes.prepare = slow_by(0.1)
     done = bench("compare", *BOTH, "--slow-items", "new=2")
     assert done.status == 0
@@ -233,7 +233,7 @@ def test_a_matrix_finds_and_confirms_the_best_chunk_size(bench: Bench, fakes: Fa
     assert {row.rounds for row in done.summary.rows} == {5, 7}
 
 
-def test_the_native_view_sends_requests_whole_and_settings_are_targets(bench: Bench, fakes: Fakes) -> None:
+def test_the_native_view_sends_whole_requests_to_each_setting(bench: Bench, fakes: Fakes) -> None:
     fakes.prepare = lambda target: setattr(
         target, "seconds", lambda _: 0.01 if "scoring_algorithm" in target.spec.options else 0.02
     )
@@ -246,7 +246,7 @@ def test_the_native_view_sends_requests_whole_and_settings_are_targets(bench: Be
     assert {workload.num_items for target in fakes.opened for workload in target.sent} == {1, 12}
 
 
-def test_chunks_whose_scores_differ_from_the_smallest_may_not_win(bench: Bench, fakes: Fakes) -> None:
+def test_chunks_with_scores_unlike_the_smallest_cannot_win(bench: Bench, fakes: Fakes) -> None:
     def prepare(target: FakeTarget) -> None:
         honest = target.scores
         target.scores = lambda workload: honest(workload) + (0.1 if workload.num_items == 12 else 0.0)

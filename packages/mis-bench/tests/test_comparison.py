@@ -112,7 +112,7 @@ def test_the_page_says_where_targets_are_better_and_where_worse(compared: Done, 
     assert "Best of each, slow" not in said, "which is said already"
 
 
-def test_a_target_that_is_asked_for_fewer_items_has_no_latency_to_compare(bench: Bench, fakes: Fakes) -> None:
+def test_latencies_of_a_target_with_fewer_items_are_not_compared(bench: Bench, fakes: Fakes) -> None:
     fakes.prepare = unlike
     done = bench("compare", *TARGETS, "--workload", "probe-20-6-4", "--slow-items", "slow=2")
     assert {delta.row: delta.latency is None for delta in done.summary.deltas} == {
@@ -131,7 +131,7 @@ def test_a_target_that_is_asked_for_fewer_items_has_no_latency_to_compare(bench:
         ([1e-14] * 6, "neither"),
     ],
 )
-def test_an_interval_or_a_range_across_zero_and_a_single_round_tell_nothing(rounds: list[float], verdict: str) -> None:
+def test_intervals_across_zero_and_single_rounds_decide_nothing(rounds: list[float], verdict: str) -> None:
     figure = estimate(rounds)
     assert figure is not None
     delta = Delta(view="portable", row="a", reference="b", items_per_second=figure, latency=figure)

@@ -35,7 +35,7 @@ def _answering(fakes: Fakes) -> None:
     fakes.prepare = prepare
 
 
-def test_states_are_new_and_known_and_questions_asked_together_and_one_by_one(bench: Bench) -> None:
+def test_states_are_new_or_known_questions_together_or_single(bench: Bench) -> None:
     done = bench(*SPEED)
     assert done.status == 0, done.said
     assert [(row.name, row.num_items, row.cache, row.load) for row in done.summary.rows] == [
@@ -55,7 +55,7 @@ def test_states_are_new_and_known_and_questions_asked_together_and_one_by_one(be
     assert rows["ticket, 3 questions, 4 under way"].speed == pytest.approx(4 * 3 / 0.005, rel=0.1)
 
 
-def test_findings_hold_one_request_against_the_same_questions_one_by_one(bench: Bench, fakes: Fakes) -> None:
+def test_findings_compare_one_request_with_single_questions(bench: Bench, fakes: Fakes) -> None:
     targets = options_of(["ours=engine", "forgetful=engine"])
     done = bench(*SPEED, "--load", "document", *targets, "--slow-questions", "forgetful=10")
     assert done.status == 0, done.said

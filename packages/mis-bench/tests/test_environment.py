@@ -24,7 +24,7 @@ def about(devices: str | None) -> About:
         (None, None, "a CPU"),
     ],
 )
-def test_what_the_user_says_goes_before_accelerators_before_the_cpu(
+def test_the_user_decides_before_accelerators_before_the_cpu(
     given: str | None, devices: str | None, hardware: str
 ) -> None:
     assert hardware_of(given, about(devices), "a CPU") == hardware
@@ -50,7 +50,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_package_installed_inside_another_repository_has_no_commit(repository: Path) -> None:
+def test_a_package_installed_in_another_repository_has_no_commit(repository: Path) -> None:
     found = environment()
     assert (found.commit, found.is_dirty, found.branch) == (None, None, None)
 
@@ -70,9 +70,7 @@ def wheel_says(repository: Path, text: str) -> None:
 ONE, TWO = "1" * 40, "2" * 40
 
 
-def test_what_a_wheel_says_goes_before_the_checkout_and_variables(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_wheel_decides_before_the_checkout_and_variables(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MIS_COMMIT", TWO)
     assert (environment().commit, environment().is_dirty) == (TWO, None)
     git(repository, "add", "venv")
@@ -104,7 +102,7 @@ def test_the_commit_of_a_workflow_counts_in_our_repository_only(
     assert environment().commit == commit
 
 
-def test_continuous_integration_names_its_trigger_and_a_tpu_machine_its_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ci_names_its_trigger_and_a_tpu_machine_its_zone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GITHUB_EVENT_NAME", raising=False)
     assert environment().trigger == "manual"
     monkeypatch.setenv("GITHUB_EVENT_NAME", "schedule")

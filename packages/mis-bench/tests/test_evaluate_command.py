@@ -143,7 +143,7 @@ def test_scores_of_each_kind_of_server(
     assert not any(name.startswith("x_") for name in asked[0])
 
 
-def test_rows_share_a_request_where_query_and_labels_are_the_same(
+def test_rows_with_equal_query_and_labels_share_a_request(
     fake: FakeServer, evaluate: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mis_bench.evaluate.asking.MOST_ITEMS", 15)
@@ -164,9 +164,7 @@ def test_labels_may_come_from_the_command(fake: FakeServer, evaluate: Callable[.
     assert "unless --labels gives them" in evaluate(f"mis={fake.url}", rows=rows).said
 
 
-def test_rows_that_fail_are_counted_and_listed_and_fail_the_command(
-    fake: FakeServer, evaluate: Callable[..., Done]
-) -> None:
+def test_failed_rows_are_counted_listed_and_fail_the_command(fake: FakeServer, evaluate: Callable[..., Done]) -> None:
     def partly(body: dict[str, Any]) -> dict[str, Any]:
         reply = scored(body)
         reply["scores"][2] = reply["token_logprobs"][2] = None
@@ -304,7 +302,7 @@ PUBLISHED = {"models": [{"name": "jev-1.13.0", "description": "", "release_date"
         ((200, "no JSON"), "jev-latest"),
     ],
 )
-def test_the_model_of_system_one_is_the_first_of_either_list_or_the_alias(
+def test_the_model_of_system_one_is_listed_first_or_the_alias(
     fake: FakeServer, evaluate: Callable[..., Done], listed: Any, model: str | None
 ) -> None:
     fake.routes |= {"/v1/models": listed, "/v1/systemone": system_one}
@@ -348,9 +346,7 @@ def test_a_question_that_fails_fails_its_row_alone(fake: FakeServer, evaluate: C
     assert done.target["slices"]["question=refund"]["rows"] == len(decide_rows()) - 1
 
 
-def test_an_answer_that_is_no_distribution_fails_its_row_and_says_which(
-    fake: FakeServer, evaluate: Callable[..., Done]
-) -> None:
+def test_an_answer_that_is_not_a_distribution_fails_its_row(fake: FakeServer, evaluate: Callable[..., Done]) -> None:
     nothing, no_class = "no answer to 'anger' as System One has it", "no probability for each class"
     told = [
         ({"0": 0.33, "1": 0.33, "2": 0.33}, None),
@@ -401,7 +397,7 @@ def test_a_choice_of_many_options_may_be_rounded(fake: FakeServer, evaluate: Cal
         ),
     ],
 )
-def test_an_answer_to_no_question_is_found_before_anything_is_asked(
+def test_an_answer_without_a_question_is_found_before_asking(
     fake: FakeServer, evaluate: Callable[..., Done], answers: Any, questions: Any, message: str
 ) -> None:
     done = evaluate(

@@ -100,7 +100,7 @@ def test_classes_of_the_engine_have_the_names_of_the_checkpoint(
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "evaluate.md"
 
 
-def test_the_rows_of_the_guide_are_of_every_kind_and_its_command_works(server: RunningServer, tmp_path: Path) -> None:
+def test_the_guide_has_rows_of_every_kind_and_its_command_works(server: RunningServer, tmp_path: Path) -> None:
     page = GUIDE.read_text()
     rows = re.search(r"^```json\n(.*?)^```", page.split("\n## Rows")[1], re.MULTILINE | re.DOTALL)
     assert rows is not None

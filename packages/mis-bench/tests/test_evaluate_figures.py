@@ -63,7 +63,7 @@ def test_figures_are_those_of_plain_formulas(classes: int, digits: int | None) -
 
 @settings(max_examples=12)
 @given(SEEDS, st.sampled_from([2, 3, 5]), st.sampled_from([None, 1, 2]), st.booleans())
-def test_resamples_are_what_scikit_learn_says_of_rows_that_are_repeated(
+def test_resamples_are_scikit_learns_figures_of_repeated_rows(
     seed: int, classes: int, digits: int | None, weighted: bool
 ) -> None:
     """The value of a figure is scikit-learn's; the vectorised one under counts must be that of rows as often there."""
@@ -97,7 +97,7 @@ def test_neither_the_order_of_rows_nor_that_of_classes_matters(seed: int, classe
     assert values(backwards) == pytest.approx(found, abs=1e-9)
 
 
-def test_questions_with_other_numbers_of_options_are_taken_together() -> None:
+def test_questions_with_different_numbers_of_options_are_pooled() -> None:
     found = [
         RowAnswer(0, ("yes", ("no", "yes")), ["no", "yes"], [0.2, 0.8], 1, True, 0.9),
         RowAnswer(0, ("which", ("a", "b", "c")), ["a", "b", "c"], [0.5, 0.3, 0.2], 1, False, None),
@@ -149,7 +149,7 @@ def test_equal_mass_is_the_plain_formula() -> None:
     )
 
 
-def test_the_correction_takes_two_fifths_of_the_bias_of_perfect_probabilities() -> None:
+def test_the_correction_removes_a_third_of_a_perfect_models_bias() -> None:
     plain, corrected = [], []
     for seed in range(60):
         rng = np.random.default_rng(seed)
@@ -179,7 +179,7 @@ def test_of_more_classes_the_decision_is_what_is_compared() -> None:
 # Coverage.
 
 
-def test_coverage_is_the_largest_share_that_is_right_often_enough() -> None:
+def test_coverage_is_the_largest_share_with_enough_right_answers() -> None:
     confidence = np.array([0.9, 0.8, 0.7, 0.6, 0.55])
     correct = np.array([1.0, 1, 0, 1, 1])
     found = {

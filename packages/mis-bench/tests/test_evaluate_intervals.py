@@ -47,7 +47,7 @@ def test_numbers_of_clusters_are_names() -> None:
     np.testing.assert_array_equal(one["accuracy"].resampled, other["accuracy"].resampled)
 
 
-def test_resamples_that_do_not_fit_memory_are_made_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resamples_beyond_memory_are_made_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = drawn_answers(0, 16)
     resampled = {name: each.resampled for name, each in figures_of(answers).items()}
     whole = replicas(resampled, answers.weight, answers.cluster)

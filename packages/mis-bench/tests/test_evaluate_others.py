@@ -284,7 +284,7 @@ def test_transformers_serve_is_evaluated(
 
 
 @needs_transformers
-def test_our_figures_are_those_of_transformers_where_the_prompt_is(
+def test_our_figures_equal_those_of_transformers_with_its_prompt(
     evaluate: Callable[..., Done], theirs: RunningServer, server: RunningServer, checkpoint: Path
 ) -> None:
     flags = ("--dtype", "float32", "--chunked-prefill-size", "256", "--max-total-tokens", "8192")
@@ -317,7 +317,7 @@ def changes(pair: FoundPair) -> float:
 
 
 @needs_transformers
-def test_what_transformers_serve_cannot_be_asked_fails_row_by_row(
+def test_rows_that_transformers_serve_cannot_answer_fail_singly(
     evaluate: Callable[..., Done], theirs: RunningServer
 ) -> None:
     rows = [{"query": "Is it so? ", "item": f"{number}\n", "labels": ["A", "B"], "label": 0} for number in range(3)]

@@ -119,7 +119,7 @@ def test_a_correction_removes_a_planted_bias(
     assert done.value(f"model, {correction}", "ece_width") < done.value("model", "ece_width")
 
 
-def test_nothing_is_asked_once_for_all_rows_with_the_same_questions(
+def test_the_empty_state_is_asked_once_for_equal_questions(
     fake: FakeServer, evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mis_bench.evaluate.asking._KEPT", 32)  # ways of a row are asked together, or it would not do
@@ -232,7 +232,7 @@ def faults() -> Iterator[tuple[dict[str, Any], Any, str]]:
 
 
 @pytest.mark.parametrize(("row", "wordings", "said"), [*faults()])
-def test_a_wording_that_is_of_no_use_is_refused_before_anything_is_asked(
+def test_a_useless_wording_is_refused_before_any_request(
     fake: FakeServer, evaluate: Evaluate, row: Any, wordings: Any, said: str
 ) -> None:
     done = evaluate(f"mis={fake.url}", rows=[row], wordings=wordings)

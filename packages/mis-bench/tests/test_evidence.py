@@ -65,7 +65,7 @@ def wrongs(whole: Path, place: Path, damages: Iterator[Damage]) -> Iterator[str]
 
 
 @pytest.mark.parametrize("kind", NIGHTLY)
-def test_every_damage_is_found_also_with_the_manifest_written_anew(
+def test_every_damage_is_found_even_with_a_rewritten_manifest(
     whole: Callable[[str], Path], tmp_path: Path, kind: Kind
 ) -> None:
     assert check_folder(whole(kind)).faults == []

@@ -50,7 +50,7 @@ def interrupted_by(number: signal.Signals, items: int) -> Callable[[FakeTarget],
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_is_the_exit_status_and_what_was_measured_is_kept(
+def test_a_signal_sets_the_exit_status_and_keeps_measurements(
     bench: Bench, fakes: Fakes, number: signal.Signals, status: int
 ) -> None:
     handler = signal.getsignal(signal.SIGTERM)

@@ -14,13 +14,13 @@ def named(pairs: list[tuple[Any, Any]]) -> list[tuple[str, str]]:
     return [(now.target, then.target) for now, then in pairs]
 
 
-def test_a_row_is_compared_with_that_of_its_own_target_whatever_the_order() -> None:
+def test_rows_are_compared_by_target_whatever_the_order() -> None:
     for now in (["vllm", "engine"], ["engine", "vllm"]):
         found = partners([row(each) for each in now], [row("engine")])
         assert named(found) == [("engine", "engine")]
 
 
-def test_a_target_that_has_another_name_now_is_compared_if_it_is_the_only_one() -> None:
+def test_a_renamed_target_is_compared_if_it_is_the_only_one() -> None:
     assert named(partners([row("new")], [row("old")])) == [("new", "old")]
     assert named(partners([row("a"), row("new")], [row("old"), row("a")])) == [("a", "a"), ("new", "old")]
     assert partners([row("new"), row("newer")], [row("old")]) == []

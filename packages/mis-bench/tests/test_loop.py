@@ -51,7 +51,7 @@ def test_bodies_are_encoded_before_the_first_is_sent(target: FakeTarget) -> None
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rate=st.floats(20, 400), callers=st.integers(1, 4), seed=st.integers(0, 99))
-def test_latency_counts_from_when_a_request_was_due_as_queueing_theory_says(
+def test_latency_counts_from_the_due_time_as_in_queueing_theory(
     target: FakeTarget, clock: Clock, rate: float, callers: int, seed: int
 ) -> None:
     """Lindley's recursion for several servers: a request waits for the first that is free."""
@@ -67,7 +67,7 @@ def test_latency_counts_from_when_a_request_was_due_as_queueing_theory_says(
         assert each.sent_s >= arrival - 1e-9
 
 
-def test_an_open_loop_sends_when_requests_are_due_however_slow_the_answers(target: FakeTarget) -> None:
+def test_an_open_loop_sends_on_time_however_slow_the_answers(target: FakeTarget) -> None:
     target.seconds = lambda _: 5.0
     due = [0.1 * number for number in range(30)]
     sent, _ = driven(target, asked(target, list(due)), max_concurrency=None)
@@ -90,7 +90,7 @@ def test_a_late_answer_is_a_timeout_and_harms_no_other(target: FakeTarget) -> No
     assert sent[1].done_s - sent[1].sent_s == pytest.approx(1.0)
 
 
-def test_failures_are_told_by_their_code_and_a_refusal_is_never_sent(target: FakeTarget) -> None:
+def test_failures_are_named_by_code_and_a_refusal_is_never_sent(target: FakeTarget) -> None:
     def before(number: int, _: object) -> None:
         if number == 1:
             raise CallFailed("http_error", "500")
@@ -103,7 +103,7 @@ def test_failures_are_told_by_their_code_and_a_refusal_is_never_sent(target: Fak
     assert len(target.sent) == 3
 
 
-def test_parts_of_a_request_follow_one_another_and_are_put_together(target: FakeTarget) -> None:
+def test_parts_of_a_request_are_sent_in_turn_and_joined(target: FakeTarget) -> None:
     pieces = [build_workload(f"{name}-5-2-3") for name in ("a", "b", "c")]
     (sent,), _ = driven(target, iter([DueRequest(0, 6, 23, pieces)]), max_concurrency=4)
     assert target.most_at_once == 1

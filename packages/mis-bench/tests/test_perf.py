@@ -148,9 +148,7 @@ def test_an_accelerator_is_held_by_one_process_at_a_time(
     assert "FAIL" in result.stdout
 
 
-def test_a_library_that_does_not_compile_is_refused_with_what_the_compiler_says(
-    checkout: Checkout, perf: Callable[..., Result]
-) -> None:
+def test_a_library_that_fails_to_compile_quotes_the_compiler(checkout: Checkout, perf: Callable[..., Result]) -> None:
     checkout.write(f"{KERNELS}/hatch_build.py", "raise RuntimeError('error: expected ;')")
     result = perf()
     assert result.exit_code == 1
@@ -158,9 +156,7 @@ def test_a_library_that_does_not_compile_is_refused_with_what_the_compiler_says(
     assert "expected ;" in result.stderr
 
 
-def test_a_machine_that_the_library_is_not_for_measures_without_it(
-    checkout: Checkout, perf: Callable[..., Result]
-) -> None:
+def test_a_machine_without_the_library_measures_without_it(checkout: Checkout, perf: Callable[..., Result]) -> None:
     checkout.write(f"{KERNELS}/hatch_build.py", "raise SystemExit('no C++ compiler was found')")
     checkout.commit("no compiler")
     result = perf("--base", "HEAD", "--sessions", "1")
@@ -184,7 +180,7 @@ def test_the_base_is_the_commit_before_the_change(checkout: Checkout) -> None:
     assert resolve(checkout.path, default_base(checkout.path, is_dirty=False)) == second
 
 
-def test_the_head_is_the_working_tree_with_new_and_without_deleted_files(checkout: Checkout, tmp_path: Path) -> None:
+def test_the_head_is_the_working_tree_with_all_its_changes(checkout: Checkout, tmp_path: Path) -> None:
     checkout.write(f"{CORE}/src/mis_core/new.py", "")
     (checkout.path / CORE / "src/mis_core/__init__.py").unlink()
     sources = check_out(checkout.path, "HEAD", tmp_path / "sides")

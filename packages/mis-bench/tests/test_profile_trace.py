@@ -53,7 +53,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> DeviceTrace:
     return read_trace(path)
 
 
-def test_a_tpus_operations_are_read_without_the_loops_around_them(trace: DeviceTrace) -> None:
+def test_operations_of_a_tpu_are_read_without_their_outer_loops(trace: DeviceTrace) -> None:
     assert [each.name for each in trace.operations].count("down.1") == 2
     assert "while.1" not in {each.name for each in trace.operations}
     assert {(each.device, each.program) for each in trace.operations} == {("/device:TPU:0", "jit_step")}

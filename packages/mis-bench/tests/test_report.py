@@ -81,7 +81,7 @@ def test_what_a_page_would_load_is_noticed() -> None:
     assert len(Page(text).loaded) == 5
 
 
-def test_every_plot_has_a_place_and_a_sentence_that_says_what_to_read_off_it(page: Path) -> None:
+def test_every_plot_has_a_place_and_a_sentence_that_explains_it(page: Path) -> None:
     text, figures = page.read_text(), figures_of(page)
     assert len(figures) > 8
     assert Page(text).plots == list(figures)
@@ -137,7 +137,7 @@ def test_every_figure_of_a_table_is_that_of_the_records(preset: str, tmp_path: P
         assert int(row["calls"]) == len(took)
 
 
-def test_the_sweep_is_drawn_as_throughput_against_latency_with_its_objective(tmp_path: Path) -> None:
+def test_a_sweep_plots_throughput_against_latency_with_its_goal(tmp_path: Path) -> None:
     rows = rows_of(markdown_of(sweep(tmp_path / "sweep"), tmp_path), "All figures of sweep")
     figure, *_ = figures_of(tmp_path / "r.html").values()
     assert [trace["name"] for trace in figure["data"]] == ["engine", "base"]
@@ -185,7 +185,7 @@ def test_lines_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
     }
 
 
-def test_rows_that_failed_are_listed_and_neither_drawn_nor_the_fastest(tmp_path: Path) -> None:
+def test_failed_rows_are_listed_but_neither_drawn_nor_fastest(tmp_path: Path) -> None:
     fast = case("engine", "probe-9-4000-3", name="broken")
     fine = [(case("engine", f"probe-9-{items}-3"), 50.0) for items in (1, 2)]
     bad = Call(
@@ -248,7 +248,7 @@ def test_the_page_names_the_commit_of_every_package(tmp_path: Path) -> None:
     assert "mis-core=111111111111 with changes" in markdown_of(tmp_path / "v.json", tmp_path)
 
 
-def test_what_was_not_validated_and_what_was_waived_has_not_passed(tmp_path: Path) -> None:
+def test_neither_waived_gates_nor_unvalidated_models_have_passed(tmp_path: Path) -> None:
     large = "models/large"
     planned = [*validation().planned, large]
     validation(planned=planned, unavailable={large: "Too large."}).write(tmp_path / "v.json")
@@ -356,7 +356,7 @@ def test_mistakes_are_one_clear_message(tmp_path: Path, arguments: list[str], me
     assert message in err
 
 
-def test_stages_are_drawn_as_shares_of_what_was_profiled_and_estimated(folder: Path, tmp_path: Path) -> None:
+def test_stages_are_drawn_as_shares_of_profiles_and_estimates(folder: Path, tmp_path: Path) -> None:
     text = markdown_of(folder, tmp_path)
     figure = list(figures_of(tmp_path / "r.html").values())[-1]
     drawn = {

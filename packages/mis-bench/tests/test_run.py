@@ -90,9 +90,7 @@ def test_figures_are_those_of_the_calls(bench: Bench, fakes: Fakes) -> None:
         assert row.latency.p99_ms == pytest.approx(20)
 
 
-def test_requests_of_a_cold_case_are_all_different_and_those_of_a_warm_one_share_a_query(
-    bench: Bench, fakes: Fakes
-) -> None:
+def test_cold_requests_all_differ_and_warm_ones_share_a_query(bench: Bench, fakes: Fakes) -> None:
     bench(*PROBE)
     (target,) = fakes.opened
     asked = [np.asarray(workload.query).tobytes() for workload in target.sent if workload.num_items == 3]
@@ -101,7 +99,7 @@ def test_requests_of_a_cold_case_are_all_different_and_those_of_a_warm_one_share
     assert [count for _, count in others] == [1] * (2 + 12)
 
 
-def test_a_cold_case_forgets_before_every_window_and_a_warm_one_is_primed(bench: Bench, fakes: Fakes) -> None:
+def test_a_cold_case_clears_the_cache_and_a_warm_one_is_primed(bench: Bench, fakes: Fakes) -> None:
     done = bench(*PROBE)
     assert all(window.forgot == window.case.endswith("cold") for window in done.results.windows)
     first = build_workload("probe-9-3-4").sha256
@@ -145,7 +143,7 @@ def test_a_warm_case_slower_than_a_cold_one_is_in_doubt(bench: Bench, fakes: Fak
     assert alone.status == "ok", "of one round each, one is always slower"
 
 
-def test_compilations_repeat_the_warm_up_and_in_a_timed_window_are_a_warning(bench: Bench, fakes: Fakes) -> None:
+def test_compilations_repeat_the_warm_up_or_cause_a_warning(bench: Bench, fakes: Fakes) -> None:
     def prepare(target: FakeTarget) -> None:
         def before(number: int, _: Workload) -> None:
             target.compilations += number < 7 or number == 40
@@ -192,7 +190,7 @@ def test_what_does_not_fit_is_skipped_unless_nothing_fits(
     assert {row.status for row in done.summary.rows} == {"failed"}
 
 
-def test_an_item_that_others_change_fails_the_isolation_gate_before_speed(bench: Bench, fakes: Fakes) -> None:
+def test_an_item_that_others_change_fails_the_isolation_gate(bench: Bench, fakes: Fakes) -> None:
     def prepare(target: FakeTarget) -> None:
         honest = target.scores
         target.scores = lambda workload: honest(workload) + (0.3 if workload.num_items > 1 else 0.0)
@@ -253,7 +251,7 @@ def test_a_missing_target_is_found_before_anything_loads(bench: Bench, fakes: Fa
     assert bench(*PROBE, *targets, "--allow-missing").status == 1
 
 
-def test_a_target_that_does_not_open_fails_unless_it_may_be_missing(bench: Bench, fakes: Fakes) -> None:
+def test_a_target_that_does_not_open_fails_unless_optional(bench: Bench, fakes: Fakes) -> None:
     fakes.refuse_late = lambda spec: "No memory." if spec.alias == "b" else None
     targets = options_of(["a=engine", "b=engine"])
     assert bench(*PROBE, *targets).status == 1
@@ -341,7 +339,7 @@ def test_another_model_or_type_is_not_compared(bench: Bench, fakes: Fakes, about
     assert f"not compared: {reason}" in after.said
 
 
-def test_checkpoints_are_told_apart_by_their_shape_and_not_by_their_place(
+def test_checkpoints_are_identified_by_shape_and_not_by_path(
     bench: Bench, fakes: Fakes, checkpoint: Path, checkpoint_factory: Callable[..., Path], tmp_path: Path
 ) -> None:
     before = bench(*PROBE, "--model", str(checkpoint))
@@ -410,7 +408,7 @@ def test_a_baseline_says_how_it_was_made(bench: Bench, fakes: Fakes) -> None:
     assert f"made by `{before.results.plan.command}`" in bench(*PROBE, "--baseline", str(before.folder)).said
 
 
-def test_latencies_of_rows_are_pooled_as_shares_of_their_own_medians(bench: Bench, fakes: Fakes) -> None:
+def test_latencies_of_rows_are_pooled_as_shares_of_their_medians(bench: Bench, fakes: Fakes) -> None:
     def prepare(target: FakeTarget) -> None:  # the rows' own levels are forty times apart
         target.seconds = lambda workload: 0.001 * workload.num_items * (1.3 if len(target.sent) > 200 else 1)
 

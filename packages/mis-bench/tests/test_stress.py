@@ -90,7 +90,7 @@ def test_all_is_goodput_where_all_requests_keep_to_the_objective(bench: Bench, f
         assert row.goodput_rps == row.requests_per_second.value
 
 
-def test_a_sweep_of_several_targets_alternates_loads_and_checks_scores(bench: Bench, fakes: Fakes) -> None:
+def test_a_sweep_of_targets_alternates_loads_and_checks_scores(bench: Bench, fakes: Fakes) -> None:
     def prepare(target: FakeTarget) -> None:
         if target.spec.alias == "b":
             honest = target.scores

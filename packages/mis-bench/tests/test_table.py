@@ -28,7 +28,7 @@ def test_a_column_without_a_value_is_left_out() -> None:
     assert SAMPLE.rows == [["a|b", "1.5", "failed: why"], ["c", "1,234,567", "ok"]]
 
 
-def test_numbers_are_set_to_the_right_and_pipes_cannot_break_a_row() -> None:
+def test_numbers_are_right_aligned_and_pipes_do_not_break_a_row() -> None:
     assert SAMPLE.as_markdown().splitlines() == [
         "Samples:",
         "",
@@ -51,7 +51,7 @@ def test_names_that_are_the_same_in_every_row_are_left_out() -> None:
     assert rows_table("t", rows[:1]).header == ["row", "calls", "status"]
 
 
-def test_without_a_terminal_the_caption_is_one_line_and_markup_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_captions_are_one_line_of_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
     caption = "a caption " * 30
     Table(caption, ["[bold]head"], [["[red]cell"]]).show()
     lines = capsys.readouterr().out.splitlines()

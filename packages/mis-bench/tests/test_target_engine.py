@@ -54,7 +54,7 @@ def test_forgetting_empties_the_cache(target: Local, workload: Workload) -> None
     assert target.score(workload).cached_tokens == 0
 
 
-def test_nothing_compiles_for_a_known_shape_and_the_counter_can_hear_it(target: Local, workload: Workload) -> None:
+def test_only_a_new_shape_compiles_and_is_counted(target: Local, workload: Workload) -> None:
     import jax
 
     for _ in range(2):
@@ -113,7 +113,7 @@ def test_questions_of_system_one_are_answered(target: Local) -> None:
     assert 0 < scores.min() < scores.max() < 1
 
 
-def test_loglikelihoods_are_what_scores_of_each_next_token_come_to(target: Local, engine: Engine) -> None:
+def test_loglikelihoods_are_sums_of_scores_of_each_next_token(target: Local, engine: Engine) -> None:
     workload = build_workload("loglikelihoods-9-4-3").within(VOCABULARY)
     query = np.asarray(workload.query).tolist()
     wanted = []

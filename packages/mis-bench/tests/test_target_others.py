@@ -115,7 +115,7 @@ def test_a_gpu_of_transformers_is_an_accelerator(monkeypatch: pytest.MonkeyPatch
     )
 
 
-def test_a_checkpoint_of_bfloat16_becomes_a_gguf_file_in_a_process_of_its_own(model: Path, tmp_path: Path) -> None:
+def test_a_bfloat16_checkpoint_becomes_gguf_in_its_own_process(model: Path, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp", reason=WITHOUT_LLAMA_CPP)
     program = "import pathlib, sys, mis_bench.targets.llama_cpp as t; t.gguf_file(pathlib.Path(sys.argv[1]))"
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}

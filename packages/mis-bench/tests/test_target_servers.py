@@ -162,7 +162,7 @@ async def test_labels_are_found_by_their_text(connect: Connect, fake: FakeServer
 # The clock.
 
 
-async def test_bodies_are_encoded_before_the_clock_and_replies_decoded_after_it(
+async def test_the_clock_covers_neither_encoding_nor_decoding(
     connect: Connect, fake: FakeServer, workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.routes |= {"/generative_scoring": generative, "/version": {"version": "0.33"}}
@@ -178,7 +178,7 @@ async def test_bodies_are_encoded_before_the_clock_and_replies_decoded_after_it(
     assert len(decoded_s) == len(request.bodies) == 2
 
 
-async def test_a_request_that_was_prepared_before_the_cache_was_forgotten_is_cold_all_the_same(
+async def test_a_request_prepared_before_the_cache_is_cleared_is_cold(
     connect: Connect, fake: FakeServer, workload: Workload
 ) -> None:
     fake.routes |= {"/v1/score": scored, "/server_info": {}}
@@ -236,7 +236,7 @@ async def checked(spec: str, **options: str) -> None:
     raise caught.value
 
 
-async def test_a_server_that_is_not_there_or_not_well_is_found_by_the_check(fake: FakeServer) -> None:
+async def test_a_missing_or_unhealthy_server_is_found_by_the_check(fake: FakeServer) -> None:
     with pytest.raises(TargetUnavailable, match=r"failed its check \(connection_error\)"):
         await checked(f"mis=http://127.0.0.1:{free_port()}")
     fake.routes["/health"] = (503, "starting")
@@ -256,9 +256,7 @@ async def test_the_model_must_be_the_one_that_is_wanted(connect: Connect, fake: 
         await checked(f"sglang={fake.url}")
 
 
-async def test_a_server_that_cannot_score_is_found_before_anything_is_measured(
-    connect: Connect, fake: FakeServer
-) -> None:
+async def test_a_server_that_cannot_score_is_found_before_measuring(connect: Connect, fake: FakeServer) -> None:
     fake.routes["/v1/score"] = (500, "broken")
     with pytest.raises(TargetUnavailable, match="500: broken"):
         await connect(f"sglang={fake.url}")
@@ -269,7 +267,7 @@ def slow(_: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-async def test_a_server_is_given_5_seconds_for_its_health_and_30_for_a_score(
+async def test_a_server_has_5_seconds_for_health_and_30_for_a_score(
     connect: Connect, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert (http.TOLD_TIMEOUT_S, http.PROBE_TIMEOUT_S) == (5.0, 30.0)

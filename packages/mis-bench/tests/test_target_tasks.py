@@ -183,7 +183,7 @@ async def test_replies_that_are_not_all_there_are_refused(
     await target.close()
 
 
-def test_a_row_that_a_target_cannot_do_is_skipped_with_the_reason(fake: FakeServer, tmp_path: Path) -> None:
+def test_a_row_that_a_target_cannot_run_is_skipped_with_a_reason(fake: FakeServer, tmp_path: Path) -> None:
     fake.routes |= ANSWERS
     flags = ["--workload", "rerank-6-5-3", "--workload", "decisions-6-5-3", "--runs", "2", "--warmup-runs", "1"]
     arguments = ["run", "--target", f"llama-server={fake.url}", *flags, "--output", str(tmp_path)]

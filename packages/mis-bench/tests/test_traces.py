@@ -33,7 +33,7 @@ def test_no_two_requests_share_a_query() -> None:
     assert len({bytes(np.asarray(arrival.workload.query)) for arrival in arrivals}) == 60
 
 
-def test_times_of_arrival_are_a_poisson_process_that_a_name_decides() -> None:
+def test_arrival_times_are_a_poisson_process_fixed_by_a_name() -> None:
     first, again, other = (list(islice(arrival_times(name, 50), 400)) for name in ("1", "1", "2"))
     assert first == again != other
     gaps = np.diff([0, *first])

@@ -125,7 +125,7 @@ def made_before(folder: Path, *files: str) -> None:
         (folder / name).write_text(json.dumps(fields | {"schema_version": FORMER[name]}))
 
 
-def test_a_folder_of_the_format_before_has_no_manifest_and_is_checked_all_the_same(folder: Path) -> None:
+def test_a_folder_of_the_old_format_is_checked_without_manifest(folder: Path) -> None:
     made_before(folder, PLAN, SUMMARY)
     assert checked(folder).exit_code == 0, checked(folder).output
     assert "has no window of round 6" in rewritten(folder, lambda lines: lines.pop())

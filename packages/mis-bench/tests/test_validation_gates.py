@@ -172,12 +172,12 @@ def test_float32_asks_pytorch_for_no_bfloat16(run) -> None:
     assert run(Fake(dtype="float32"), rounded=unavailable).passed
 
 
-def test_pytorch_that_rounds_away_what_items_do_fails_sensitivity(run) -> None:
+def test_rounding_that_hides_the_items_fails_sensitivity(run) -> None:
     """Its rounding would allow anything."""
     assert failed(run(rounded=lambda: Fake(seed=1))) == {"sensitivity.swapped_items_mean_abs_diff"}
 
 
-def test_without_pytorchs_bfloat16_the_gates_against_it_did_not_run(run) -> None:
+def test_gates_against_bfloat16_of_pytorch_do_not_run_without_it(run) -> None:
     found = run(rounded=unavailable)
     absent = [gate for gate in found.gates if gate.status == "not run"]
     assert {gate.detail for gate in absent} == {"PyTorch is not installed."}
@@ -241,13 +241,13 @@ def test_a_failed_isolation_gate_names_the_case_and_the_item(run) -> None:
     assert gate.detail.endswith(", item 1")
 
 
-def test_scores_that_ignore_the_items_are_isolated_and_fail_all_the_same(run) -> None:
+def test_scores_that_ignore_the_items_are_isolated_but_fail(run) -> None:
     same = failed(run(Fake(lambda _, workload, __: np.full((workload.num_items, 2), 0.5))))
     assert "sensitivity.mutated_item_min_abs_diff" in same
     assert not any(name.startswith("isolation.") for name in same)
 
 
-def test_flat_scores_fail_because_comparisons_cannot_see_a_fault_in_them(run) -> None:
+def test_flat_scores_fail_because_they_would_hide_a_fault(run) -> None:
     def flat(_: Fake, workload: Workload, scores: np.ndarray) -> np.ndarray:
         return 0.5 + 1e-3 * scores
 
@@ -305,7 +305,7 @@ def test_another_checkpoint_in_pytorch_fails_parity_only(run) -> None:
     assert all(name.endswith("_vs_torch_serial") for name in found)
 
 
-def test_without_pytorch_its_gates_did_not_run_unless_they_are_waived(run) -> None:
+def test_gates_of_pytorch_did_not_run_without_it_unless_waived(run) -> None:
     found = run(reference=unavailable)
     absent = [gate for gate in found.gates if gate.status == "not run"]
     assert {gate.detail for gate in absent} == {"PyTorch is not installed."}
@@ -315,7 +315,7 @@ def test_without_pytorch_its_gates_did_not_run_unless_they_are_waived(run) -> No
     assert [gate.detail for gate in waived.gates if gate.status == "waived"] == ["no PyTorch on this TPU host"] * 6
 
 
-def test_a_delimited_target_that_cannot_be_had_leaves_its_gates_not_run(run) -> None:
+def test_gates_of_an_unavailable_delimited_target_did_not_run(run) -> None:
     found = failed(run(delimited=unavailable))
     assert len(found) == 3
     assert all(name.startswith("equivalence_query_plus_delimiter.") for name in found)
@@ -353,7 +353,7 @@ def test_speed_has_a_gate_from_32_items_on(run, seconds: float, status: str) -> 
     assert found.timings[1].speedup == pytest.approx(SERIAL_S / seconds)
 
 
-def test_gates_hold_at_their_thresholds_and_one_without_a_figure_has_not_passed() -> None:
+def test_gates_pass_at_their_thresholds_and_not_without_a_figure() -> None:
     def status(rule: str, measured: float | None) -> str:
         return GatedFigure.model_validate({"name": "a", "rule": rule, "threshold": 1.0, "measured": measured}).status
 
@@ -403,7 +403,7 @@ def remove_evidence(folder: Path) -> None:
         (folder / name).unlink()
 
 
-def test_the_command_prints_a_table_writes_the_artifact_and_succeeds(invoke, model: str, tmp_path: Path) -> None:
+def test_the_command_prints_a_table_and_writes_the_artifact(invoke, model: str, tmp_path: Path) -> None:
     result = invoke()("--model", model, "--speedup-items", "40")
     assert result.exit_code == 0, result.output
     assert f"{model}: passed every gate" in result.stdout
@@ -442,9 +442,7 @@ def test_gates_are_kept_from_before_an_interruption(invoke, model: str, tmp_path
     assert "<td>interrupted" in page.read_text()
 
 
-def test_a_model_that_is_unavailable_fails_and_the_next_is_validated(
-    invoke, model: str, other: str, tmp_path: Path
-) -> None:
+def test_an_unavailable_model_fails_and_the_next_is_validated(invoke, model: str, other: str, tmp_path: Path) -> None:
     result = invoke(broken={model: TargetUnavailable("It is too large.")})("--model", model, "--model", other)
     assert result.exit_code == 1
     assert f"{model}: not validated. It is too large." in result.stdout
@@ -458,7 +456,7 @@ def test_a_model_that_is_unavailable_fails_and_the_next_is_validated(
     assert json.loads((tmp_path / MANIFEST).read_text())["derived"] == [VIEW]
 
 
-def test_the_hardware_is_that_of_the_target_unless_the_user_says_otherwise(invoke, model: str, tmp_path: Path) -> None:
+def test_the_hardware_is_the_targets_unless_the_user_names_it(invoke, model: str, tmp_path: Path) -> None:
     call = invoke(Fake(devices="1 x TPU v6 lite"))
     for flags, hardware in (([], "1 x TPU v6 lite"), (["--hardware", "a TPU"], "a TPU")):
         assert call("--model", model, *flags).exit_code == 0
@@ -485,9 +483,7 @@ def test_the_type_is_what_the_target_says(
     assert [each.dtype for each in written(tmp_path).models] == ([] if computed is None else [computed])
 
 
-def test_one_model_of_two_that_fails_fails_the_command_and_is_named(
-    invoke, model: str, other: str, tmp_path: Path
-) -> None:
+def test_one_failed_model_of_two_is_named_and_fails_the_command(invoke, model: str, other: str, tmp_path: Path) -> None:
     result = invoke(Fake(leaks_place))("--model", model, "--model", other)
     assert result.exit_code == 1
     assert f"did not pass {REVERSED}" in result.stdout

@@ -64,7 +64,7 @@ def test_tokens_are_ordinary_and_items_differ() -> None:
     assert len(np.unique(np.stack(workload.items), axis=0)) == len(workload.items)
 
 
-def test_json_holds_the_request_and_a_checksum_that_others_can_verify() -> None:
+def test_json_holds_the_request_and_a_verifiable_checksum() -> None:
     document = json.loads(build_workload("probe-5-2-3").to_json())
     assert set(document["request"]) == {"query", "items", "label_token_ids"}
     text = json.dumps(document["request"], sort_keys=True, separators=(",", ":"))
@@ -87,7 +87,7 @@ def test_long_names_are_not_echoed() -> None:
     assert len(str(caught.value)) < 300
 
 
-def test_workloads_beyond_the_limit_are_refused_before_they_are_built() -> None:
+def test_workloads_beyond_the_limit_are_refused_before_building() -> None:
     with pytest.raises(WorkloadNameError, match=r"1,000,000,000,002,000 tokens; at most 2,000,000"):
         build_workload("huge-2000-1000000000-1000000")
     assert build_workload(f"largest-{MAX_TOKENS - 4}-2-2").num_tokens == MAX_TOKENS
@@ -112,7 +112,7 @@ def test_ragged_lengths_do_vary() -> None:
 
 
 @given(SIZES)
-def test_texts_have_as_many_words_as_the_name_says_and_items_can_follow_the_query(sizes: tuple[int, int, int]) -> None:
+def test_texts_have_the_words_in_the_name_and_items_can_follow(sizes: tuple[int, int, int]) -> None:
     query, items, length = sizes
     workload = build_workload(f"text-{query}-{items}-{length}")
     assert isinstance(workload.query, str)
@@ -212,7 +212,7 @@ def test_too_many_labels_are_refused() -> None:
 @pytest.mark.parametrize("kind", ["probe", "ragged", "text", "rerank", "decisions", "systemone", "loglikelihoods"])
 @given(number=st.integers(1, 1000))
 @settings(max_examples=20)
-def test_another_workload_has_the_same_sizes_and_nothing_in_common(kind: str, number: int) -> None:
+def test_another_workload_has_equal_sizes_and_nothing_in_common(kind: str, number: int) -> None:
     first = build_workload(f"{kind}-6-11-3")
     other = first.another(number)
     assert np.any(first.query != other.query)

@@ -23,7 +23,7 @@ def test_the_body_of_score_has_the_fields_that_validation_knows(document: dict[s
     assert schema["additionalProperties"] is False
 
 
-def test_the_lists_of_replies_are_documented_though_they_are_encoded_apart(document: dict[str, Any]) -> None:
+def test_lists_that_are_encoded_separately_are_documented(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     lists = schemas["ScoreReply"]["properties"]["scores"]
     row, missing = lists["items"]["anyOf"]

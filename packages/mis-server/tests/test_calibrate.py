@@ -105,7 +105,7 @@ def test_served_offline_and_python_have_the_same_bits(
 
 
 @pytest.mark.full
-def test_a_calibration_of_another_model_ends_the_start_unless_it_is_only_to_warn(
+def test_a_calibration_of_another_model_ends_the_start_or_warns(
     calibrated: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
     other = Path(shutil.copytree(checkpoint, tmp_path / "model"))
@@ -205,7 +205,7 @@ def test_what_cannot_be_fitted_is_said(checkpoint: Path, tmp_path: Path) -> None
     assert "Error: DATA: Nothing can be fitted. score (yes, no): has 9 rows; at least 10 are needed" in done.output
 
 
-def test_data_that_cannot_be_read_is_said_before_a_model_is_loaded(tmp_path: Path) -> None:
+def test_unreadable_data_is_reported_before_a_model_is_loaded(tmp_path: Path) -> None:
     data = write(tmp_path / "data.jsonl", [])
     done = CliRunner().invoke(main, ["calibrate", "no model", str(data)])
     assert (done.exit_code, f"Error: DATA: {data}: has no rows." in done.output) == (1, True)

@@ -191,7 +191,7 @@ def test_what_a_flag_sets_or_contradicts_is_an_option() -> None:
 
 
 @pytest.mark.full
-def test_a_server_that_is_started_with_all_of_them_scores_as_they_say(checkpoint: Path, engine: Engine) -> None:
+def test_a_server_started_with_all_flags_scores_accordingly(checkpoint: Path, engine: Engine) -> None:
     flags = shlex.split(PREFILL_EXTEND.replace("151643", "9"))
     further = ["--trust-remote-code", "--page-size", "64", "--random-seed", "3", "--skip-warmup", "--dtype", "float32"]
     with running_server(checkpoint, *flags, *further) as server:

@@ -118,9 +118,7 @@ def check_unavailable(reply: httpx.Response) -> None:
     assert 0 < int(reply.headers["retry-after"]) <= 60
 
 
-def test_an_engine_that_is_killed_is_replaced_and_a_request_that_kills_twice_refused(
-    mortal: Asker, background: ThreadPoolExecutor
-) -> None:
+def test_a_killed_engine_is_replaced_a_repeated_killer_refused(mortal: Asker, background: ThreadPoolExecutor) -> None:
     before = mortal.scores()
     for _ in range(2):
         fatal = computing(mortal, background, long_body(4000))
@@ -185,9 +183,7 @@ def test_clients_that_vanish_leave_nothing_behind(asker: Asker, background: Thre
     assert asker.scores() == before
 
 
-def test_a_queue_that_is_full_refuses_and_answers_the_rest_and_what_takes_too_long_to_stop_is_told_so(
-    checkpoint: Path, background: ThreadPoolExecutor
-) -> None:
+def test_a_full_queue_refuses_and_a_slow_stop_answers_503(checkpoint: Path, background: ThreadPoolExecutor) -> None:
     with running_server(checkpoint, *FLAGS, "--max-queued-requests", "8", "--shutdown-timeout", "1") as server:
         asker = Asker(server)
         want = asker.post(long_body(200)).json()["scores"]

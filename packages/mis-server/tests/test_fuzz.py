@@ -199,7 +199,7 @@ CONTRACT_ERRORS = {400, 404, 413, 415, 422}
 
 
 @pytest.mark.parametrize("route", DECLARED)
-def test_any_body_of_a_declaration_gets_its_reply_or_the_envelope(
+def test_any_declared_body_gets_its_reply_or_the_envelope(
     app: Any, with_head: Any, of_tokens: Any, check_score_reply: Check, route: str
 ) -> None:
     with_heads = {"/v1/classify": [with_head], "/v1/token_classify": [of_tokens], "/v1/rerank": [app, with_head]}

@@ -66,7 +66,7 @@ def test_who_reads_nothing_holds_up_the_work() -> None:
     assert asyncio.run(wait()) == 256
 
 
-def test_items_are_made_and_worked_on_some_at_a_time_and_results_are_in_order() -> None:
+def test_items_are_processed_a_few_at_a_time_in_order() -> None:
     """Thousands that wait are no tasks."""
     made, ended, most = 0, 0, 0
 
@@ -103,7 +103,7 @@ def test_one_that_fails_ends_the_others() -> None:
     assert sorted(ended) == list(range(16))
 
 
-def test_results_come_in_order_and_no_further_item_is_begun_than_is_read() -> None:
+def test_results_are_in_order_and_no_unread_item_is_begun() -> None:
     begun, ended = 0, 0
 
     async def work(number: int) -> int:
@@ -213,7 +213,7 @@ def test_an_answer_that_has_ended_is_handed_over_and_not_kept(tokenizer: Any) ->
     assert asyncio.run(read()) < 200  # those of chunks that are not read yet
 
 
-def test_an_error_before_the_beginning_is_raised_there_and_later_in_place_of_a_chunk() -> None:
+def test_an_error_is_raised_at_the_start_or_replaces_a_chunk() -> None:
     async def fails(stream: GenerationStream[Any, Any]) -> None:
         raise EngineUnavailable("no engine")
 

@@ -101,7 +101,7 @@ def test_generations_and_cancellations_leave_nothing_behind(served: RunningServe
     assert engine_memory(served) < memory + 100e6
 
 
-def test_sixteen_slow_readers_hold_up_nobody_and_are_freed_when_they_leave(served: RunningServer) -> None:
+def test_sixteen_slow_readers_hold_up_nobody_and_are_freed(served: RunningServer) -> None:
     body = json.dumps({"prompt": [1, 2, 3], "max_tokens": 1500, "ignore_eos": True, "stream": True, "logprobs": 20})
     url = httpx.URL(served.base_url)
     head = f"POST {PATH} HTTP/1.1\r\nHost: {url.host}\r\nContent-Type: application/json\r\n"
@@ -124,7 +124,7 @@ def test_sixteen_slow_readers_hold_up_nobody_and_are_freed_when_they_leave(serve
     wait_until_free(served)
 
 
-def test_a_client_that_leaves_ends_its_sequence_within_some_steps(served: RunningServer) -> None:
+def test_a_client_that_leaves_ends_its_sequence_within_few_steps(served: RunningServer) -> None:
     before = metrics(served)
     body = {"prompt": [1, 2, 3], "max_tokens": 1900, "ignore_eos": True, "stream": True}
     with (

@@ -104,7 +104,7 @@ def test_token_ids_are_scored_too_and_behind_a_delimiter(score: Any, engine: Eng
     np.testing.assert_array_equal([row["scores"] for row in rows], want.scores.tolist())
 
 
-def test_a_label_may_have_several_tokens_and_a_line_one_that_the_model_lacks(score: Any, tmp_path: Path) -> None:
+def test_labels_may_have_several_tokens_or_one_the_model_lacks(score: Any, tmp_path: Path) -> None:
     tokenizer = write_larger_tokenizer(tmp_path / "larger", "qwen3", 960, "<|beyond|>")
     flags = ("--tokenizer-path", str(tokenizer), "--query", "Good? ", "--labels", "a long text", " yes")
     _, told, rows = score([json.dumps(text) for text in ("rain", "<|beyond|>", "sun")], *flags)
@@ -121,7 +121,7 @@ def test_documents_are_reranked(score: Any, engine: Engine) -> None:
     assert [row["scores"] for row in rows] == [[want[i]] for i in range(4)]
 
 
-def test_another_version_with_other_recipes_does_not_continue_an_output(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_with_other_recipes_continues_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
     config = EngineConfig(model="m")
     reranked, scored = (decisive(asked, config) for asked in (OfflineQuery(rerank=True), OfflineQuery(labels=("yes",))))
     monkeypatch.setitem(RECIPES, "generic", replace(RECIPES["generic"], instruction="Be kind"))
@@ -129,13 +129,13 @@ def test_another_version_with_other_recipes_does_not_continue_an_output(monkeypa
     assert decisive(OfflineQuery(labels=("yes",)), config) == scored
 
 
-def test_scores_that_ignore_a_setting_do_not_continue_those_that_do_not() -> None:
+def test_scores_that_ignore_a_setting_do_not_continue_others() -> None:
     asked = OfflineQuery(labels=("yes",))
     plain, ignoring = (decisive(asked, EngineConfig(model="m", ignore_unknown_settings=each)) for each in (False, True))
     assert plain != ignoring
 
 
-def test_what_is_done_is_done_and_an_output_of_other_arguments_is_not_continued(score: Any) -> None:
+def test_done_rows_stay_and_other_arguments_continue_no_output(score: Any) -> None:
     code, _, rows = score(['"a"', '"b"'], "--query", "q ", *LABELS)
     assert (code, len(rows)) == (0, 2)
     assert score(['"a"', '"b"'], "--query", "q ", *LABELS)[::2] == (0, rows)
@@ -200,7 +200,7 @@ def test_a_label_that_is_no_token_is_said_once_for_all(score: Any) -> None:
 @pytest.mark.parametrize(
     ("count", "kills"), [(1000, [0.3]), pytest.param(100_000, [0.1, 0.25, 0.4], marks=pytest.mark.full)]
 )
-def test_a_run_that_is_killed_goes_on_without_losing_or_repeating(
+def test_a_killed_run_continues_without_losing_or_repeating(
     checkpoint: Path, tmp_path: Path, engine: Engine, count: int, kills: list[float]
 ) -> None:
     output = tmp_path / "out.jsonl"

@@ -91,7 +91,7 @@ CODES_BY_ID = {"bad": "invalid_questions", "number": "invalid_state", "none": "m
 
 
 @pytest.mark.parametrize("rows", [ROWS, pytest.param(1000, marks=pytest.mark.full)])
-def test_lines_have_the_bits_of_their_requests_though_the_run_is_killed_at_both_thirds(
+def test_lines_of_a_killed_run_have_the_bits_of_their_requests(
     checkpoint: Path, files: Path, engine: Engine, rows: int
 ) -> None:
     output, lines = files / "out.jsonl", lines_of(rows)
@@ -206,7 +206,7 @@ class EngineModel:
         return await self._engine.decide_async(state, questions, **options)
 
 
-def test_the_first_row_of_a_state_is_answered_before_the_others_are_asked(engine: Engine) -> None:
+def test_the_first_row_of_a_state_is_answered_before_the_others(engine: Engine) -> None:
     asked, model = OfflineDecisions(model_name="m"), EngineModel(engine)
     rows = [asked.read({"state": "A cat. " * 50, "questions": {f"{row}": NOUL}}) for row in range(6)]
     rows[3].items = [{"3": {"type": "box"}}]
@@ -233,7 +233,7 @@ def test_the_first_row_of_a_state_is_answered_before_the_others_are_asked(engine
         ({"abstain_below": 2.0}, "abstain_below", "x_abstain_below must be a"),
     ],
 )
-def test_what_is_wrong_with_every_row_is_said_before_any_is_asked(
+def test_a_fault_of_every_row_is_reported_before_any_is_asked(
     engine: Engine, options: Any, option: str, message: str
 ) -> None:
     model: Any = EngineModel(engine)
@@ -286,7 +286,7 @@ def test_wrong_options_are_one_line(
     assert {path: path.read_bytes() for path in files.iterdir() if path.is_file()} == before
 
 
-def test_answers_depend_on_the_order_of_options_and_not_on_the_questions_path() -> None:
+def test_answers_depend_on_option_order_not_on_the_file_path() -> None:
     def depends(config: EngineConfig, path: str) -> dict[str, Any]:
         return decisive(OfflineDecisions(model_name="m", questions=QUESTIONS, questions_file=path), config)
 

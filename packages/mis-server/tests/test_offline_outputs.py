@@ -200,7 +200,7 @@ def test_standard_streams_that_are_closed_are_said(scorer: PretendedScorer, monk
 
 
 @pytest.mark.parametrize("output", ["o.jsonl", "o.parquet"])
-def test_an_output_that_cannot_be_written_is_said_before_an_engine_starts(scorer: PretendedScorer, output: str) -> None:
+def test_an_unwritable_output_is_reported_before_a_start(scorer: PretendedScorer, output: str) -> None:
     scorer.failure = AssertionError("the engine started")
     Path("file").touch()
     for folder in ("file", *(["none"] if output == "o.jsonl" else [])):
@@ -285,7 +285,7 @@ def test_a_reader_that_pauses_holds_up_nothing_else() -> None:
     os.close(reading)
 
 
-def test_ids_and_values_that_python_cannot_hold_are_text_or_an_error_of_their_row(scorer: PretendedScorer) -> None:
+def test_ids_and_values_beyond_python_are_text_or_a_row_error(scorer: PretendedScorer) -> None:
     beyond = pa.array([10_000_000, None], pa.date32())
     for ids, want in (
         (beyond, "10000000"),

@@ -104,7 +104,7 @@ def window_of(**limits: int) -> Iterator[None]:
     run_rows=st.integers(1, 9),
     pauses=st.randoms(use_true_random=False),
 )
-def test_rows_come_out_in_order_and_are_asked_for_once_oldest_first_within_the_window(
+def test_rows_are_asked_once_oldest_first_and_written_in_order(
     rows: list[tuple[Any, int]],
     unanswered: int,
     held: int,
@@ -134,7 +134,7 @@ def batches_of(rows: list[InputRow], **options: int) -> list[list[int]]:
     return watched.batches
 
 
-def test_rows_of_a_query_that_are_far_apart_are_asked_for_together() -> None:
+def test_distant_rows_of_a_query_are_asked_for_together() -> None:
     rows = [InputRow(f"query {number % 40}", ["item"]) for number in range(400)]
     random.Random(0).shuffle(rows)
     assert [len(batch) for batch in batches_of(rows)] == [10] * 40
@@ -145,7 +145,7 @@ def test_queries_that_python_takes_for_equal_are_not() -> None:
     assert batches_of(rows) == [[0, 4], [1], [2], [3], [5]]
 
 
-def test_batches_have_about_as_many_tokens_and_items_as_asked_for() -> None:
+def test_batches_have_about_the_requested_tokens_and_items() -> None:
     def sizes(*items: list[Any], **limits: int) -> list[int]:
         return [len(batch) for batch in batches_of([InputRow("q", each) for each in items], **limits)]
 
@@ -155,7 +155,7 @@ def test_batches_have_about_as_many_tokens_and_items_as_asked_for() -> None:
     assert sizes(*[[[1]] * 4] * 5, batch_size=8) == [2, 2, 1]
 
 
-def test_more_than_sixteen_rows_of_other_queries_are_under_way_but_no_more_items_than_of_sixteen_batches() -> None:
+def test_many_small_batches_have_the_items_of_sixteen_full_ones() -> None:
     def most_under_way(**options: int) -> int:
         watched = WatchedWindow([InputRow(f"{number}", ["item"]) for number in range(2000)], asked(**options), Slow())
         watched.run()
@@ -239,7 +239,7 @@ def test_texts_without_answers_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_is_under_way_ends_with_a_failure_or_when_nobody_wants_more(fails: bool) -> None:
+def test_work_under_way_ends_with_a_failure_or_without_a_reader(fails: bool) -> None:
     ended = []
 
     async def score(batch: list[InputRow]) -> None:
@@ -285,7 +285,7 @@ class PretendedModel:
 
 
 @pytest.mark.parametrize(("error", "most"), [("request", 2 * 9 + 1), ("refused", 513)])
-def test_a_row_at_fault_is_found_in_few_requests_and_the_others_are_scored(error: str, most: int) -> None:
+def test_a_faulty_row_is_found_in_few_requests_others_are_scored(error: str, most: int) -> None:
     def refuse(item: str) -> Exception | None:
         if item != "300":
             return None
@@ -343,7 +343,7 @@ def shuffled_lines(rows: int, queries: int) -> list[str]:
         pytest.param("parquet", [], marks=pytest.mark.full),
     ],
 )
-def test_bytes_are_those_of_a_run_without_a_window_though_it_is_killed(
+def test_a_killed_run_writes_the_bytes_of_one_without_a_window(
     checkpoint: Path, tmp_path: Path, kind: str, kills: list[float]
 ) -> None:
     rows = 600 if len(kills) != 1 else 300

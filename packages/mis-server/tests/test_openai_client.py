@@ -138,9 +138,7 @@ def test_the_client_comes_back_when_it_was_told_to(
     assert waits_s == [wait_s]
 
 
-def test_the_client_does_not_come_back_with_a_request_that_is_refused(
-    client: openai.OpenAI, pretended: Any, score_body: Body
-) -> None:
+def test_the_client_does_not_retry_a_refused_request(client: openai.OpenAI, pretended: Any, score_body: Body) -> None:
     pretended.error = RequestRefused("again")
     with pytest.raises(openai.InternalServerError):
         client.with_options(max_retries=2).post("/score", cast_to=object, body=score_body())

@@ -49,7 +49,7 @@ def test_https_with_the_files_of_the_flags(
         plain.get("/health")
 
 
-def test_clients_must_show_a_certificate_where_authorities_are_named(
+def test_clients_need_a_certificate_if_authorities_are_named(
     connect: Connect, authority: trustme.CA, certificate: dict[str, str], tmp_path: Path
 ) -> None:
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
@@ -101,7 +101,7 @@ def test_what_belongs_to_a_certificate_is_refused_without_one(only: str) -> None
         ({"ssl_ca_certs": "{folder}/key.pem"}, "--ssl-ca-certs: {folder}/key.pem has no certificate in PEM form."),
     ],
 )
-def test_a_wrong_file_of_https_is_one_line_before_anything_is_loaded(
+def test_a_wrong_https_file_is_one_line_before_anything_loads(
     changes: dict[str, str], said: str, certificate: dict[str, str], authority: trustme.CA, tmp_path: Path
 ) -> None:
     (tmp_path / "text").write_text("no PEM")
@@ -212,9 +212,7 @@ def run(*arguments: str, **env: str) -> Result:
     return CliRunner().invoke(main, arguments, env=env, prog_name="mis-server")
 
 
-def test_options_come_from_a_file_and_variables_and_flags_override_it(
-    served: list[ServerConfig], tmp_path: Path
-) -> None:
+def test_variables_and_flags_override_options_of_a_file(served: list[ServerConfig], tmp_path: Path) -> None:
     config = tmp_path / "mis.toml"
     config.write_text('model = "m"\nport = 1\nmax-items-per-request = 5\nskip_warmup = true\nlog-level = "error"\n')
     assert run("serve", "--config", str(config), "--port", "3", MIS_LOG_LEVEL="warning").exit_code == 0

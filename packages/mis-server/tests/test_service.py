@@ -38,7 +38,7 @@ def parsing_thread(*arguments: object) -> Any:
     return threading.get_ident()
 
 
-def test_small_bodies_of_many_ids_are_parsed_beside_the_event_loop(pretended: Any, tokenizers: Any) -> None:
+def test_small_bodies_of_many_ids_are_parsed_off_the_event_loop(pretended: Any, tokenizers: Any) -> None:
     model = Model(EngineConfig(model="m"), pretended, tokenizers)
     task: Task[Any, None] = Task("complete", parsing_thread, lambda parsed, outputs, _: None, lambda fields: False)
 
@@ -235,7 +235,7 @@ def test_collecting_garbage_does_not_look_at_what_stays_for_ever(serving: Any) -
     asyncio.run(main())
 
 
-def test_a_model_that_becomes_ready_while_a_stopped_server_finishes_its_replies(serving: Any, pretended: Any) -> None:
+def test_a_model_may_become_ready_while_a_stopped_server_drains(serving: Any, pretended: Any) -> None:
     async def main() -> None:
         answers, ready = asyncio.Event(), asyncio.Event()
         score = pretended.score

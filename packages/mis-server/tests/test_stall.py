@@ -37,7 +37,7 @@ def test_attacks_hold_up_nobody_and_leave_nothing_behind(options: list[str]) -> 
 
 
 @pytest.mark.full
-def test_a_large_request_and_many_callers_are_measured_beside_each_other() -> None:
+def test_a_large_request_is_measured_beside_many_callers() -> None:
     """Bounds of times are for machines that do nothing else; `test_large_beside_small.py` of mis-core counts steps."""
     command = [sys.executable, str(BENCHMARKS / "stall.py"), "--callers", "20", "--items", "3000", "--slack", "1000"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -45,7 +45,7 @@ def test_a_large_request_and_many_callers_are_measured_beside_each_other() -> No
     assert re.findall(r"^(large|p50|p99)", run.stdout, re.MULTILINE) == ["large", "p50", "p99", "large"]
 
 
-def test_of_every_route_that_takes_text_a_body_just_below_the_limits_is_sent(
+def test_every_text_route_gets_a_body_just_below_the_limits(
     connect: Callable[..., httpx.Client], pretended: Any
 ) -> None:
     worst_requests = runpy.run_path(str(BENCHMARKS / "worst_requests.py"))["worst_requests"]

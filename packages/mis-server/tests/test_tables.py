@@ -238,7 +238,7 @@ def test_rows_are_read_from_any_row_on(tmp_path: Path, rows: int, group: int, be
     assert found == list(range(begin, rows))
 
 
-def test_a_file_without_items_or_with_two_columns_of_a_name_is_refused() -> None:
+def test_a_file_without_items_or_with_equal_columns_is_refused() -> None:
     def opened(table: pa.Table) -> None:
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink)

@@ -90,7 +90,7 @@ def test_sequences_are_counted_beside_tokens() -> None:
         assert queue.sequences == 7
 
 
-def test_a_refused_request_gives_nothing_back_that_it_did_not_take() -> None:
+def test_a_refused_request_returns_only_what_it_took() -> None:
     queue = Admission(max_requests=10, max_tokens=100, max_sequences=10)
     with queue.permit() as first:
         first.allocate(40)
@@ -184,7 +184,7 @@ def test_siblings_are_refused_where_others_leave_no_room() -> None:
         assert asyncio.run(Sibling(full, 1).all(16)) == ["refused"] * 16
 
 
-def test_a_sibling_that_fails_or_is_cancelled_lets_the_next_one_try() -> None:
+def test_a_failed_or_cancelled_sibling_lets_the_next_try() -> None:
     queue = Admission(max_requests=1, max_tokens=100, max_sequences=10)
     siblings = Siblings(queue)
 

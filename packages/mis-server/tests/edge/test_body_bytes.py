@@ -78,7 +78,7 @@ def post_large(http: httpx.Client) -> httpx.Response:
     return http.post("/v1/score", content=LARGE, headers={"content-type": "application/json"})
 
 
-def test_large_bodies_without_an_end_are_bounded_and_leave_room_for_small_ones(http: httpx.Client, begin: Open) -> None:
+def test_endless_large_bodies_leave_room_for_small_ones(http: httpx.Client, begin: Open) -> None:
     held(begin(announcing(MAX))).sendall(b" " * 1000)
     for _ in range(10):
         assert refusal(begin(announcing(MAX)))[1]["code"] == "queue_full"
@@ -98,7 +98,7 @@ def test_what_is_larger_than_any_body_may_be_is_told_so(http: httpx.Client, begi
     assert error["code"] == "request_too_large"
 
 
-def test_a_body_whose_length_is_not_announced_is_refused_in_its_midst(http: httpx.Client, begin: Open) -> None:
+def test_a_body_of_unannounced_length_is_refused_midway(http: httpx.Client, begin: Open) -> None:
     first = held(begin(announcing(MAX)))
     second = held(begin(HEAD + EXPECT + b"transfer-encoding: chunked\r\n\r\n"))
     second.sendall(chunk(MAX // 4))
@@ -122,7 +122,7 @@ def test_whoever_is_gone_leaves_room(http: httpx.Client, begin: Open) -> None:
 
 
 @given(sizes=st.lists(st.integers(0, 100), max_size=30))
-def test_what_is_held_is_never_more_than_there_is_and_small_ones_find_room(sizes: list[int]) -> None:
+def test_held_bytes_stay_within_the_room_and_small_bodies_fit(sizes: list[int]) -> None:
     bodies = BodyBytes(200, 100)
     with ExitStack() as stack:
         for size in sizes:

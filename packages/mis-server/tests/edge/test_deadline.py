@@ -108,7 +108,7 @@ def deadline_of(seconds: float = 60, body_s: float = 60) -> tuple[Any, asyncio.F
 
 
 @pytest.mark.anyio
-async def test_a_client_that_leaves_in_the_last_moment_ends_nothing_else() -> None:
+async def test_a_client_that_leaves_at_the_last_moment_harms_nothing() -> None:
     limit, lost = deadline_of()
     async with limit:
         lost.set_result(None)

@@ -70,7 +70,7 @@ def expanded(content: bytes, encoding: str, most: int = MOST, step: int = 1000) 
 
 
 @of_each_encoding
-def test_a_compressed_body_is_answered_as_the_same_one_uncompressed(
+def test_a_compressed_body_is_answered_like_the_uncompressed_one(
     http: httpx.Client, score_body: Body, encoding: str
 ) -> None:
     body = json.dumps(score_body()).encode()

@@ -74,7 +74,7 @@ def test_what_is_not_http_gets_the_envelope(http: httpx.Client, open_socket: Ope
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])
-def test_an_offer_of_another_protocol_is_declined_and_the_request_answered(open_socket: Open, is_chunked: bool) -> None:
+def test_an_offered_upgrade_is_declined_and_the_request_answered(open_socket: Open, is_chunked: bool) -> None:
     body = b'{"query": [1], "items": [[2]], "label_token_ids": [3]}'
     framing = b"transfer-encoding: chunked" if is_chunked else b"content-length: %d" % len(body)
     framed = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if is_chunked else body
@@ -130,7 +130,7 @@ def test_a_body_that_is_too_large_is_not_invited(connect: Callable[..., httpx.Cl
     assert envelope(reply)["code"] == "request_too_large"
 
 
-def test_a_client_may_finish_a_body_of_some_size_that_nobody_wants(connect: Callable[..., httpx.Client]) -> None:
+def test_a_client_may_finish_a_refused_body_of_some_size(connect: Callable[..., httpx.Client]) -> None:
     http = connect(api_key="secret")
     for _ in range(2):
         assert http.post("/v1/score", content=bytes(40 << 20)).status_code == 401
@@ -216,7 +216,7 @@ def test_a_slow_reader_gets_the_whole_reply(
 
 
 @pytest.mark.parametrize("kept", [b"", b"connection: keep-alive\r\n"], ids=["closed", "asks to keep"])
-def test_a_stream_to_an_older_client_ends_with_the_connection_and_has_no_chunks(
+def test_a_stream_over_http_1_0_has_no_chunks_and_then_closes(
     http: httpx.Client, open_socket: Open, kept: bytes
 ) -> None:
     body = {"prompt": "Do cats purr?", "max_tokens": 4, "stream": True}

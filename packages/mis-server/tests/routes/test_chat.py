@@ -73,9 +73,7 @@ def test_the_engine_gets_the_rendered_messages(http: httpx.Client, tokenizer: To
     assert pretended.requests[0].query.tolist() == tokenizer.encode(text, add_special_tokens=False).tolist()
 
 
-def test_log_probabilities_of_the_token_of_the_most_probable_and_of_labels(
-    http: httpx.Client, tokenizer: Tokenizer
-) -> None:
+def test_log_probabilities_cover_the_token_the_top_and_labels(http: httpx.Client, tokenizer: Tokenizer) -> None:
     (choice,) = send(http, logprobs=True, top_logprobs=3, label_token_ids=[7, 8])["choices"]
     (token,) = choice["logprobs"]["content"]
     assert choice["logprobs"]["refusal"] is None
@@ -118,9 +116,7 @@ def answer(reply: dict[str, Any]) -> tuple[str, str]:
     return choice["message"]["content"], choice["finish_reason"]
 
 
-def test_part_of_a_character_is_replaced_in_the_text_and_exact_in_the_bytes(
-    http: httpx.Client, tokenizer: Tokenizer, pretended: Any
-) -> None:
+def test_part_of_a_character_is_exact_in_the_bytes(http: httpx.Client, tokenizer: Tokenizer, pretended: Any) -> None:
     part = next(each for each in range(1000) if tokenizer.token_bytes(each) == b"\xe7")
     pretended.next_ids = [part]
     (choice,) = send(http, logprobs=True)["choices"]

@@ -156,9 +156,7 @@ def test_what_is_put_behind_a_text_is_at_its_end(
     assert all("a cat"[place:].startswith(token) for place, token in zip(places[:-1], tokens[:-1], strict=True))
 
 
-def test_parts_of_a_character_begin_where_it_does_whether_texts_or_ids_are_sent(
-    http: httpx.Client, tokenizer: Tokenizer
-) -> None:
+def test_parts_of_a_character_begin_where_the_character_does(http: httpx.Client, tokenizer: Tokenizer) -> None:
     text = "a猫é 猫"
     ids = tokenizer.encode(text).tolist()
     assert len(ids) > len(text)

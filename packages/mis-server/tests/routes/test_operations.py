@@ -81,7 +81,7 @@ def test_server_info_has_every_setting_but_the_secrets(connect: Connect) -> None
 
 
 @pytest.mark.parametrize("path", ["/get_server_info", "/get_model_info", "/model_info", "/load", "/ping"])
-def test_routes_of_other_servers_want_the_key_and_tell_no_secrets(connect: Connect, path: str) -> None:
+def test_routes_of_other_servers_need_the_key_and_hide_secrets(connect: Connect, path: str) -> None:
     http = connect(api_key="sesame", admin_api_key="sesame2")
     assert http.get(path).status_code == 401
     reply = http.get(path, headers={"authorization": "Bearer sesame"})

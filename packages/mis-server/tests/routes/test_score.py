@@ -75,7 +75,7 @@ def test_pairs_as_vllm_takes_them_are_sent_to_rerank(
         assert name in error["message"]
 
 
-def test_an_item_that_is_wrong_gets_an_error_and_the_rest_their_scores(
+def test_a_wrong_item_gets_an_error_and_the_rest_their_scores(
     http: httpx.Client, pretended: Any, score_body: Body, check_score_reply: Callable[[bytes], object]
 ) -> None:
     items = [[4, 5], "text", [6], [1] * 300, [2000]]
@@ -336,7 +336,7 @@ def test_a_client_that_leaves_frees_its_work(
     assert pretended.was_cancelled.wait(60)
 
 
-def test_a_client_that_leaves_with_requests_in_a_row_leaves_no_fault_behind(
+def test_a_client_that_leaves_its_requests_causes_no_fault(
     http: httpx.Client, pretended: Any, score_body: Body, caplog: pytest.LogCaptureFixture
 ) -> None:
     pretended.hangs = True

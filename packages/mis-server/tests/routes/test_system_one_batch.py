@@ -114,7 +114,7 @@ def test_a_state_that_is_wrong_is_a_line_among_the_others(http: httpx.Client) ->
     assert codes(lines) == [None, *wrong, None, None, "invalid_state", "invalid_state"]
 
 
-def test_a_question_that_is_wrong_is_refused_once_or_left_out_of_each_line(http: httpx.Client, pretended: Any) -> None:
+def test_a_wrong_question_is_refused_once_or_left_out_of_lines(http: httpx.Client, pretended: Any) -> None:
     questions = QUESTIONS | {"bad": {"type": "noul"}}
     reply = http.post(PATH, json=BODY | {"questions": questions})
     assert reply.status_code == 422
@@ -143,7 +143,7 @@ def test_a_question_that_is_wrong_is_refused_once_or_left_out_of_each_line(http:
         ({"assets": {"a": {}}}, ["assets"], "unsupported_parameter"),
     ],
 )
-def test_what_is_wrong_with_all_of_a_body_is_an_error_before_the_first_line(
+def test_a_fault_of_the_whole_body_comes_before_the_first_line(
     shared: Callable[..., Any], changes: Any, loc: list[str], kind: str
 ) -> None:
     http, pretended = shared(max_items_per_request=30)
@@ -241,7 +241,7 @@ def test_a_client_that_leaves_frees_its_work(http: httpx.Client, pretended: Any)
 
 
 @pytest.mark.parametrize(("padding", "at_a_time"), [(10, 16), (600_000, 3), (3_000_000, 1)])
-def test_fewer_states_are_under_way_where_their_questions_are_large(
+def test_fewer_states_are_under_way_if_their_questions_are_large(
     http: httpx.Client, pretended: Any, padding: int, at_a_time: int
 ) -> None:
     pretended.hangs = True
@@ -252,9 +252,7 @@ def test_fewer_states_are_under_way_where_their_questions_are_large(
         assert len(pretended.requests) == at_a_time
 
 
-def test_a_client_that_does_not_read_holds_up_the_work_and_gets_every_line_when_it_does(
-    http: httpx.Client, pretended: Any
-) -> None:
+def test_a_client_that_reads_late_gets_every_line(http: httpx.Client, pretended: Any) -> None:
     wrong = {f"{number:->60}": {"type": "noul"} for number in range(200)}  # so that lines are long, and made fast
     asked = {"states": ["A cat."] * 50, "questions": {"n": NOUL} | wrong, "x_on_error": "item"}
     body = json.dumps(asked).encode()
@@ -279,7 +277,7 @@ def test_a_client_that_does_not_read_holds_up_the_work_and_gets_every_line_when_
     assert len(pretended.requests) == 51
 
 
-def test_a_deadline_holds_for_all_states_and_each_that_is_left_has_its_error(
+def test_past_the_deadline_every_remaining_state_has_its_error(
     http: httpx.Client, pretended: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     score = pretended.score
@@ -301,7 +299,7 @@ def test_a_deadline_holds_for_all_states_and_each_that_is_left_has_its_error(
 @pytest.mark.parametrize(
     "options", [{"max_queued_requests": 1}, {"max_queued_requests": 3}, {"max_queued_tokens": 500}]
 )
-def test_a_body_that_is_alone_is_answered_however_few_requests_may_be_under_way(
+def test_a_body_alone_is_answered_whatever_the_limit_of_requests(
     connect: Connect, pretended: Any, options: Any
 ) -> None:
     http = connect(**options)

@@ -137,9 +137,7 @@ def test_log_probabilities_of_a_chats_tokens(http: httpx.Client, tokenizer: Toke
     ] * 4
 
 
-def test_log_probabilities_of_a_completions_tokens_stand_behind_those_of_its_prompt(
-    http: httpx.Client, words: list[int]
-) -> None:
+def test_log_probabilities_of_a_completion_follow_its_prompts(http: httpx.Client, words: list[int]) -> None:
     (choice,) = send(http, "/v1/completions", max_tokens=4, logprobs=1, echo=True)["choices"]
     told = choice["logprobs"]
     assert choice["text"] == "".join(told["tokens"]) == "Do cats purr? theabc"
@@ -235,7 +233,7 @@ def test_a_client_that_leaves_frees_its_work(
 
 
 @pytest.mark.parametrize("path", [pytest.param("/v1/completions", marks=pytest.mark.full), "/v1/chat/completions"])
-def test_who_reads_slowly_holds_up_nobody_and_frees_its_work_when_it_leaves(
+def test_a_slow_reader_holds_up_nobody_and_frees_its_work(
     http: httpx.Client, pretended: Any, words: list[int], path: str
 ) -> None:
     pretended.info = type(pretended.info)(vocab_size=1024, context_length=200_000)

@@ -77,7 +77,7 @@ def test_every_body_has_the_outcome_of_the_general_decoder(fields: dict[str, Any
 
 
 @given(st.binary(max_size=6), st.integers(0, 80), st.integers(0, 4))
-def test_every_broken_body_has_the_outcome_of_the_general_decoder(noise: bytes, at: int, cut: int) -> None:
+def test_broken_bodies_fare_as_with_the_general_decoder(noise: bytes, at: int, cut: int) -> None:
     body = plain()
     body = body[:at] + noise + body[at + cut :]
     assert outcome(decode_body, body) == outcome(decode_object, body)

@@ -90,7 +90,7 @@ def importable(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> 
         for name, case in HOSTILE.items()
     ],
 )
-def test_what_a_tokenizer_cannot_read_within_limits_is_refused_and_others_are_read(
+def test_a_text_beyond_limits_is_refused_and_the_next_one_read(
     normalizer: Part | None, pre_tokenizer: Part | None, text: str, reason: str
 ) -> None:
     async def main() -> None:

@@ -189,7 +189,7 @@ def test_large_results_are_read_beside_the_event_loop(opened: Callable[[], Any])
 
 
 @pytest.mark.parametrize("run", PARALLEL)
-def test_what_nobody_waits_for_ends_but_small_work_keeps_its_process(
+def test_abandoned_work_ends_but_small_work_keeps_its_process(
     opened: Callable[[], Any], tmp_path: Path, run: Run
 ) -> None:
     note = tmp_path / "pids"
@@ -363,7 +363,7 @@ def test_memory_of_a_large_body_is_given_back(opened: Callable[[], Any], monkeyp
 
 
 @pytest.mark.parametrize("run", PARALLEL)
-def test_a_process_that_ends_between_jobs_is_one_refusal_and_replaced(opened: Callable[[], Any], run: Run) -> None:
+def test_a_process_that_ends_between_jobs_refuses_one_request(opened: Callable[[], Any], run: Run) -> None:
     async def main() -> None:
         async with opened() as pool:
             os.kill(await pool.small(process_id, 0), signal.SIGKILL)
@@ -407,7 +407,7 @@ def test_nothing_is_held_of_work_that_is_done_or_has_failed(opened: Callable[[],
         gc.enable()
 
 
-def test_a_lane_whose_process_fails_in_any_way_starts_another_and_after_some_says_that_it_cannot(
+def test_a_lane_restarts_its_process_and_reports_when_it_cannot(
     opened: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     start = TokenizerProcess.start
@@ -464,7 +464,7 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
-def test_no_process_stays_behind_a_front_that_is_killed_while_a_job_holds_the_lock(tokenizer: Tokenizer) -> None:
+def test_no_process_outlives_a_front_killed_during_a_locked_job(tokenizer: Tokenizer) -> None:
     with subprocess.Popen([sys.executable, "-c", _FRONT], stdin=subprocess.PIPE, text=True) as front:
         assert front.stdin is not None
         front.stdin.write(tokenizer.to_json())

@@ -204,9 +204,7 @@ def test_what_can_be_compiled_has_no_fault(process: TokenizerProcess, run: Run) 
     assert run(process.run(functools.partial(fault, CHATS))) is None
 
 
-def test_messages_that_are_nested_too_deeply_to_be_sent_are_refused(
-    process: TokenizerProcess, run: Run, works_on: None
-) -> None:
+def test_messages_nested_too_deeply_to_be_sent_are_refused(process: TokenizerProcess, run: Run, works_on: None) -> None:
     deep = functools.partial(render_nested, 100_000)
     with pytest.raises(RequestError, match="recursion"):
         run(process.run(deep))
@@ -237,7 +235,7 @@ def test_an_honest_body_of_64_mib_is_rendered(process: TokenizerProcess, run: Ru
     assert len(run(process.run(work))) == 64 * (len(text) + len("<user>\n"))
 
 
-def test_the_pool_knows_what_is_wrong_with_the_models_own_template(
+def test_the_pool_knows_the_fault_of_the_models_own_template(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokenizer_pool, "_MAX_PROCESSES", 1)
