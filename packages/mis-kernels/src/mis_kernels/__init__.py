@@ -18,19 +18,28 @@ from mis_kernels.masks import (
     positions_of_delimiters,
     positions_of_lengths,
 )
-from mis_kernels.operations import lay_out, norm_rope, segment_attention, write_pages
-from mis_kernels.segments import Segments
+from mis_kernels.operations import gated_delta, lay_out, norm_rope, segment_attention, write_pages
+from mis_kernels.recurrence import CARRIED, CHUNK, EMPTY, Chunks, RecurrentShape, RecurrentStates
+from mis_kernels.segments import NOWHERE, Segments
 from mis_kernels.storage import from_bits, to_bits
 
 __version__ = "0.3.0"
 
 __all__ = [
+    "CARRIED",
+    "CHUNK",
+    "EMPTY",
+    "NOWHERE",
+    "Chunks",
     "Gate",
     "Intervals",
+    "RecurrentShape",
+    "RecurrentStates",
     "Segments",
     "capped",
     "dense_mask",
     "from_bits",
+    "gated_delta",
     "intervals_of_delimiters",
     "intervals_of_lengths",
     "intervals_of_segments",

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Float32, Shaped
 from mis_kernels.backends.laid_out import LaidOut, StepLimits
 from mis_kernels.heads import HeadShape
 from mis_kernels.quantized import QuantizedWeight
+from mis_kernels.recurrence import Chunks, RecurrentShape, RecurrentStates
 from mis_kernels.segments import Segments
 from mis_kernels.weights import StoredWeight
 
@@ -145,6 +146,20 @@ class Backend(ABC):
     @abstractmethod
     def write_rows(self, pages: Array, new: Array, writes: Array, slots: Array) -> Array:
         """Write each new token, `[tokens, kv_heads, head_dim]`, to a slot of its page, both `[tokens]`."""
+
+    @abstractmethod
+    def gated_delta(
+        self,
+        inputs: Array,
+        decay: Array,
+        rate: Array,
+        kernel: Array,
+        states: RecurrentStates,
+        chunks: Chunks,
+        *,
+        shape: RecurrentShape,
+    ) -> tuple[Array, RecurrentStates]:
+        """Apply a gated delta rule as `mis_kernels.gated_delta` says."""
 
     @abstractmethod
     def rms_norm(self, x: Array, weight: Array, epsilon: float) -> Array:

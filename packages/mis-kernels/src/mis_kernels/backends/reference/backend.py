@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool
 
 from mis_kernels.activations import capped
 from mis_kernels.backends.laid_out import LaidOut, StepLimits
+from mis_kernels.backends.reference.recurrence import gated_delta
 from mis_kernels.backends.xla.backend import XlaBackend
 from mis_kernels.segments import Segments
 from mis_kernels.storage import from_bits
@@ -69,7 +70,7 @@ def reference_attention(
 
 
 class ReferenceBackend(XlaBackend):
-    """Attends densely; takes segments that were laid out for any backend."""
+    """Attends densely, recurs token by token; takes segments that were laid out for any backend."""
 
     name = "reference"
     platforms = ("cpu", "gpu", "tpu")
@@ -84,6 +85,7 @@ class ReferenceBackend(XlaBackend):
         return LaidOut(**vars(segments), tiles=None)
 
     attend = staticmethod(reference_attention)
+    gated_delta = staticmethod(gated_delta)
 
 
 BACKENDS = (ReferenceBackend,)

@@ -13,6 +13,7 @@ from jaxtyping import Array
 
 from mis_kernels.activations import capped
 from mis_kernels.backends.reference.backend import ReferenceBackend
+from mis_kernels.backends.xla.backend import XlaBackend
 from mis_kernels.masks import dense_mask, intervals_of_segments
 from mis_kernels.segments import Segments
 from mis_kernels.storage import from_bits
@@ -163,10 +164,11 @@ def _attend_in_blocks(
 
 
 class DenseBackend(ReferenceBackend):
-    """Attends as the reference, in blocks; chosen by name alone, as the reference is."""
+    """Attends as the reference, in blocks, and recurs as plain XLA; chosen by name alone, as the reference is."""
 
     name = "dense"
     attend = staticmethod(dense_attention)
+    gated_delta = staticmethod(XlaBackend.gated_delta)
 
 
 BACKENDS = (DenseBackend,)
