@@ -18,8 +18,9 @@ from tqdm import tqdm
 from mis_core.checkpoints import Checkpoint, StoredTensor, open_checkpoint
 from mis_core.checkpoints.text_settings import is_name_of_images, name_in_text
 from mis_core.errors import ModelError
+from mis_core.models.blocks import NORM_OF, NORMS
 from mis_core.models.config import ModelConfig
-from mis_core.models.decoder import NORM_OF, NORMS, Decoder
+from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import PRODUCTS, TENSOR, backend_for, make_mesh, packs, partition, placement, spread_heads
 from mis_core.models.tensors import EMBEDDING, HEAD, ROWS, Tensor, tensors_of
 from mis_kernels.backends import Backend
