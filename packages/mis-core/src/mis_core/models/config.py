@@ -17,7 +17,7 @@ from mis_core.errors import ModelError, shown
 from mis_core.models.families import BARE, FAMILIES, KNOWN, Family
 from mis_core.models.layers import Layer
 from mis_core.models.rope import parse_ropes, positive_number
-from mis_core.models.settings import check_settings
+from mis_core.models.settings import check_settings, positive_integer
 from mis_core.models.windows import sliding_windows
 from mis_kernels.activations import Gate
 from mis_kernels.heads import HeadShape
@@ -187,13 +187,13 @@ def parse_model_config(
             "quantization_config: checkpoints with quantised weights are not read; take the model's original weights, "
             "which --quantization int8 quantises when they are loaded."
         )
-    embed = _count(raw, "hidden_size")
-    heads = _count(raw, "num_attention_heads", family.sizes.get("num_attention_heads"))
-    kv_heads = _count(raw, "num_key_value_heads", family.sizes.get("num_key_value_heads", heads))
+    embed = positive_integer(raw, "hidden_size")
+    heads = positive_integer(raw, "num_attention_heads", family.sizes.get("num_attention_heads"))
+    kv_heads = positive_integer(raw, "num_key_value_heads", family.sizes.get("num_key_value_heads", heads))
     if heads % kv_heads:
         raise ModelError(f"num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads}).")
-    max_positions = _count(raw, "max_position_embeddings", family.max_positions)
-    head_dim = _count(raw, "head_dim", family.head_dim or embed // heads)
+    max_positions = positive_integer(raw, "max_position_embeddings", family.max_positions)
+    head_dim = positive_integer(raw, "head_dim", family.head_dim or embed // heads)
     if head_dim % 2:
         raise ModelError(f"head_dim must be even, since RoPE turns pairs, not {head_dim}.")
     rope, local_rope = parse_ropes(
@@ -205,9 +205,9 @@ def parse_model_config(
     head_labels = _head_labels(raw) if family.classifies else ()
     return ModelConfig(
         family=family,
-        vocab_size=_count(raw, "vocab_size"),
+        vocab_size=positive_integer(raw, "vocab_size"),
         embed=embed,
-        mlp=_count(raw, "intermediate_size"),
+        mlp=positive_integer(raw, "intermediate_size"),
         layers=tuple(
             Layer(
                 shape,
@@ -276,7 +276,7 @@ def _head_labels(raw: dict[str, Any]) -> tuple[str, ...]:
     """Return the names of the head's rows, those that transformers makes up where `id2label` is missing."""
     names, count = raw.get("id2label"), raw.get("num_labels")
     if names is None:
-        return tuple(f"LABEL_{row}" for row in range(_count(raw, "num_labels", 2)))
+        return tuple(f"LABEL_{row}" for row in range(positive_integer(raw, "num_labels", 2)))
     if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
         raise ModelError("id2label must be an object that names every row of the head.")
     if set(names) != {str(row) for row in range(len(names))}:
@@ -300,11 +300,11 @@ def _head_activation(raw: dict[str, Any], rows: int) -> Activation:
 
 def _has_rope(raw: dict[str, Any], interval: int | None) -> list[bool]:
     """Return whether each layer has RoPE: as `no_rope_layers` lists it, or all but the last in every interval."""
-    layers, listed = _count(raw, "num_hidden_layers"), raw.get("no_rope_layers")
+    layers, listed = positive_integer(raw, "num_hidden_layers"), raw.get("no_rope_layers")
     if interval is None:
         return [True] * layers
     if listed is None:
-        interval = _count(raw, "no_rope_layer_interval", interval)
+        interval = positive_integer(raw, "no_rope_layer_interval", interval)
         return [layer % interval != 0 for layer in range(1, layers + 1)]
     if not isinstance(listed, list) or len(listed) < layers or any(has_rope not in (0, 1) for has_rope in listed):
         raise ModelError(f"no_rope_layers must list 0 or 1 for each of {layers} layers.")
@@ -315,12 +315,4 @@ def _switch(raw: dict[str, Any], name: str, default: bool = False) -> bool:
     value = raw.get(name, default)
     if not isinstance(value, bool):
         raise ModelError(f"{name} must be true or false, not {json.dumps(value)[:40]}.")
-    return value
-
-
-def _count(raw: dict[str, Any], name: str, default: int | None = None) -> int:
-    value = raw.get(name)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ModelError(f"{name} must be a positive integer, not {json.dumps(value)[:40]}.")
     return value

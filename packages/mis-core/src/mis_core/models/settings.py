@@ -7,7 +7,7 @@ does not declare changes nothing.
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mis_core.errors import ModelError
@@ -135,6 +135,19 @@ def refuse_setting(name: str, value: Any, *, ignore_unknown: bool) -> None:
             "--ignore-unknown-settings computes as if it were not there."
         )
     logger.warning("%s is not understood and ignored: scores may differ from those of transformers.", setting)
+
+
+def positive_integer(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """Return an integer above 0 of a configuration.
+
+    Raises:
+        ModelError: it is something else; names it.
+    """
+    value = raw.get(name)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ModelError(f"{name} must be a positive integer, not {json.dumps(value)[:40]}.")
+    return value
 
 
 def _default(config_class: str, name: str) -> Any:
