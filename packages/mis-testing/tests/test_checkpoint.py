@@ -37,6 +37,14 @@ VARIANTS = {
     "smollm3": {"family": "smollm3"},
     "gemma2": {"family": "gemma2"},
     "gemma3": {"family": "gemma3"},
+    "qwen3_5": {"family": "qwen3_5"},
+    "qwen3_5 listed layers, untied, new spelling": {
+        "family": "qwen3_5",
+        "num_hidden_layers": 6,
+        "layer_types": ("linear_attention", "linear_attention", "full_attention") * 2,
+        "tie_word_embeddings": False,
+        "rope_spelling": "new",
+    },
     "gemma3 new spelling, untied, a cap": {
         "family": "gemma3",
         "rope_spelling": "new",
@@ -186,7 +194,7 @@ def test_a_tensor_drawn_in_blocks_has_the_wanted_scale(monkeypatch: pytest.Monke
     [
         (
             {"family": "gpt2"},
-            "family must be one of qwen3, qwen2, llama, mistral, ministral, smollm3, gemma2, gemma3, not 'gpt2'",
+            "family must be one of qwen3, .*, gemma2, gemma3, qwen3_5, not 'gpt2'",
         ),
         ({"hiden_size": 64}, "did you mean 'hidden_size'"),
         ({"dtype": "int8"}, "dtype must be one of"),

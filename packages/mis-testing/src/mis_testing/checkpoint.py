@@ -16,7 +16,7 @@ from mis_testing.weights import write_weights
 
 _ARCHITECTURES = {
     "qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama", "mistral": "Mistral", "ministral": "Ministral",
-    "smollm3": "SmolLM3", "gemma2": "Gemma2", "gemma3": "Gemma3",
+    "smollm3": "SmolLM3", "gemma2": "Gemma2", "gemma3": "Gemma3", "qwen3_5": "Qwen3_5",
 }  # fmt: skip
 
 
@@ -29,7 +29,7 @@ def tiny_checkpoint(path: str | Path, family: str = "qwen3", **sizes: Any) -> Pa
     Args:
         path: Directory to write into; made if absent.
         family: `qwen3`, `qwen2` (Qwen2.5 too), `llama` (Llama 3.x, SmolLM2), `mistral`, `ministral`, `smollm3`,
-            `gemma2` or `gemma3`.
+            `gemma2`, `gemma3` or `qwen3_5`.
         **sizes: Fields of `CheckpointShape`, named as in `config.json`.
 
     Raises:
@@ -75,7 +75,7 @@ def config_json(shape: CheckpointShape, vocab_size: int) -> dict[str, Any]:
     tokenizer, habits = build_tokenizer(shape.family), HABITS[shape.family]
     classifier = f"For{'Token' if shape.labels_tokens else 'Sequence'}Classification"
     head = classifier if shape.head_labels else "ForCausalLM"
-    is_text = shape.family == "gemma3"  # of a larger model
+    is_text = shape.family in ("gemma3", "qwen3_5")  # of a larger model
     name = _ARCHITECTURES[shape.family] + ("Text" if is_text and shape.head_labels else "")
     config: dict[str, Any] = {
         "architectures": [name + head],
@@ -105,6 +105,8 @@ def _family_keys(shape: CheckpointShape) -> dict[str, Any]:
     keys: dict[str, Any] = {}
     if shape.family in GEMMA:
         return _gemma_keys(shape)
+    if shape.family == "qwen3_5":
+        return _qwen3_5_keys(shape)
     # Published Qwen2 configs have no head_dim; it is written only where it cannot be derived.
     if shape.family != "qwen2" or shape.width_of_head * shape.num_attention_heads != shape.hidden_size:
         keys["head_dim"] = shape.width_of_head
@@ -136,6 +138,16 @@ def _gemma_keys(shape: CheckpointShape) -> dict[str, Any]:
     elif shape.family == "gemma3":  # its own default is 6
         keys["sliding_window_pattern"] = 2
     return keys
+
+
+def _qwen3_5_keys(shape: CheckpointShape) -> dict[str, Any]:
+    names = (
+        "head_dim", "full_attention_interval", "partial_rotary_factor", "linear_num_key_heads",
+        "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim",
+    )  # fmt: skip
+    keys = {name: getattr(shape, name) for name in names}
+    keys |= {"attn_output_gate": True, "mamba_ssm_dtype": "float32", "mlp_only_layers": [], "mtp_num_hidden_layers": 1}
+    return keys | ({"layer_types": shape.layer_types} if shape.layer_types else {})
 
 
 def _from_the_middle(shape: CheckpointShape) -> list[str]:

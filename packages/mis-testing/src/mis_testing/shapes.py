@@ -9,10 +9,15 @@ import difflib
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-Family = Literal["qwen3", "qwen2", "llama", "mistral", "ministral", "smollm3", "gemma2", "gemma3"]
-FAMILIES: tuple[Family, ...] = ("qwen3", "qwen2", "llama", "mistral", "ministral", "smollm3", "gemma2", "gemma3")
+Family = Literal["qwen3", "qwen2", "llama", "mistral", "ministral", "smollm3", "gemma2", "gemma3", "qwen3_5"]
+FAMILIES: tuple[Family, ...] = (
+    "qwen3", "qwen2", "llama", "mistral", "ministral", "smollm3", "gemma2", "gemma3", "qwen3_5",
+)  # fmt: skip
 GEMMA: tuple[Family, ...] = ("gemma2", "gemma3")
-"""Families with four norms a layer, which multiply by one more than their weights, and with scaled embeddings."""
+"""Families with four norms a layer, and with scaled embeddings."""
+
+ADDS_ONE: tuple[Family, ...] = (*GEMMA, "qwen3_5")
+"""Families whose norms multiply by one more than their weights."""
 
 DTYPES = ("bfloat16", "float16", "float32")
 ROPE_SPELLINGS = ("old", "new")
@@ -20,7 +25,9 @@ _SETTINGS_OF: dict[str, tuple[Family, ...]] = {
     "attention_bias": ("qwen3", "llama", "smollm3", *GEMMA),
     "mlp_bias": ("llama", "smollm3"),
     "sliding_window": ("qwen3", "qwen2", "mistral", "ministral", "smollm3", *GEMMA),
-    "layer_types": ("qwen3", "qwen2", "ministral", "smollm3", *GEMMA),
+    "layer_types": ("qwen3", "qwen2", "ministral", "smollm3", *GEMMA, "qwen3_5"),
+    "full_attention_interval": ("qwen3_5",),
+    "partial_rotary_factor": ("qwen3_5",),
     "query_pre_attn_scalar": GEMMA,
     "final_logit_softcapping": GEMMA,
     "attn_logit_softcapping": ("gemma2",),
@@ -32,7 +39,8 @@ _LLAMA3_SCALING: dict[str, Any] = {"rope_type": "llama3", "low_freq_factor": 1.0
 # What differs from the dataclass defaults. The tiny Llama's scaling has a short original context, so
 # that a test of a few dozen tokens already notices when it is ignored. So is the window of the tiny
 # Ministral's second layer. That of the tiny SmolLM3 has no RoPE. The tiny Gemmas' first layer slides, their
-# caps bite, and their logits are not divided by the root of the head's width.
+# caps bite, and their logits are not divided by the root of the head's width. The tiny Qwen3.5 has two blocks of a
+# recurrent layer and one with attention, which rotates half of each head.
 _FAMILY_DEFAULTS: dict[Family, dict[str, Any]] = {
     "qwen3": {"head_dim": 32, "rope_theta": 1e6},
     "qwen2": {"rope_theta": 1e6},
@@ -59,6 +67,13 @@ _FAMILY_DEFAULTS: dict[Family, dict[str, Any]] = {
         "sliding_window": 40,
         "query_pre_attn_scalar": 24,
     },
+    "qwen3_5": {
+        "head_dim": 32,
+        "num_hidden_layers": 4,
+        "rope_theta": 1e6,
+        "full_attention_interval": 2,
+        "partial_rotary_factor": 0.5,
+    },
 }
 
 
@@ -69,7 +84,7 @@ class CheckpointShape:
     Attributes:
         family: Architecture: `qwen3` (qk-norm), `qwen2` (qkv bias; Qwen2.5 too), `llama` (Llama 3.x, SmolLM2),
             `mistral`, `ministral` (layers with and without a window), `smollm3` (layers without RoPE), `gemma2` (caps),
-            `gemma3` (two kinds of RoPE).
+            `gemma3` (two kinds of RoPE), `qwen3_5` (recurrent layers before each that attends).
         head_dim: None means `hidden_size // num_attention_heads`; tiny Qwen3 has 32, unlike 64 / 4.
         vocab_size: Rows of the embedding; None means the tokenizer's size, rounded up to 64.
         rope_scaling: None for plain rotary embedding, or a dict with `rope_type` `default`, `linear`,
@@ -84,6 +99,14 @@ class CheckpointShape:
             layers of `mistral` slide, of `smollm3` those without RoPE, of Gemmas the first, third and so on, of others
             those from the middle on.
         layer_types: `full_attention` or `sliding_attention` for each layer, where that is not so; not for `mistral`.
+            Of `qwen3_5` the recurrent ones are `linear_attention`.
+        full_attention_interval: Every so many layers one is not recurrent; for `qwen3_5`.
+        partial_rotary_factor: Part of a head that is rotated; for `qwen3_5`.
+        linear_num_key_heads: Heads of queries and keys of a recurrent layer.
+        linear_num_value_heads: Heads of its values.
+        linear_key_head_dim: Elements of a query or key.
+        linear_value_head_dim: Elements of a value.
+        linear_conv_kernel_dim: Tokens that its convolution sums.
         rope_local_base_freq: `rope_theta` of layers that slide, which have no scaling; for `gemma3`.
         query_pre_attn_scalar: Its root divides attention's logits; for Gemmas.
         attn_logit_softcapping: Soft cap of attention's logits, for `gemma2`; None: none.
@@ -118,6 +141,13 @@ class CheckpointShape:
     no_rope_layer_interval: int = 4
     sliding_window: int | None = None
     layer_types: tuple[str, ...] | None = None
+    full_attention_interval: int | None = None
+    partial_rotary_factor: float | None = None
+    linear_num_key_heads: int = 2
+    linear_num_value_heads: int = 4
+    linear_key_head_dim: int = 16
+    linear_value_head_dim: int = 32
+    linear_conv_kernel_dim: int = 4
     rope_local_base_freq: float | None = None
     query_pre_attn_scalar: float | None = None
     attn_logit_softcapping: float | None = None
@@ -165,6 +195,13 @@ class CheckpointShape:
         if family not in FAMILIES:
             raise ValueError(f"family must be one of {', '.join(FAMILIES)}, not {family!r}.")
         return cls(family=family, **(_FAMILY_DEFAULTS[family] | sizes))
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Whether a layer is recurrent."""
+        if self.family != "qwen3_5":
+            return False
+        kinds = self.layer_types
+        return (layer + 1) % (self.full_attention_interval or 4) != 0 if kinds is None else kinds[layer][0] == "l"
 
     @property
     def width_of_head(self) -> int:

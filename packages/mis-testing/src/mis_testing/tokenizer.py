@@ -30,6 +30,10 @@ _TEKKEN_SPLIT = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_QWEN3_5_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _LLAMA_SPLIT = _QWEN_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 
 _QWEN_SPECIAL = (
@@ -168,6 +172,7 @@ HABITS: dict[Family, Habits] = {
     "smollm3": _SMOLLM3,
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
+    "qwen3_5": replace(_QWEN3, split=_QWEN3_5_SPLIT),
 }
 """By family."""
 
