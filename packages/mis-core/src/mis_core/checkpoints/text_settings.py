@@ -6,15 +6,20 @@ from typing import Any
 
 from mis_core.errors import ModelError
 
-WITHIN = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
+WITHIN = {
+    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+}
 """Models that also read images, and the class of the language model that is their text."""
 
 TIED = ("gemma2", "gemma3_text", "smollm3")
 """Types of models whose head is the embedding where `tie_word_embeddings` is silent, as transformers has it."""
 
-_MODEL, _OF_TEXT, _OF_IMAGES = "model.", "language_model.", ("vision_tower.", "multi_modal_projector.")
+_MODEL, _OF_TEXT, _OF_IMAGES = "model.", "language_model.", ("vision_tower.", "multi_modal_projector.", "visual.")
 _SAVED = "jev"  # `model_type` of a saved decision model
-_VOCABULARY = 262_208  # where settings within are silent, as transformers' Gemma3TextConfig has it
+
+# Where settings are silent, as transformers has it: the vocabulary of the text, and whether the head is the embedding.
+_SILENT = {"Gemma3ForConditionalGeneration": (262_208, True), "Qwen3_5ForConditionalGeneration": (248_320, False)}
 
 
 def is_saved(settings: Mapping[str, Any]) -> bool:
@@ -42,11 +47,15 @@ def text_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(text, dict):
         raise ModelError(f"text_config must be an object, not {json.dumps(text)[:40]}.")
     outer = {"quantization_config": settings["quantization_config"]} if "quantization_config" in settings else {}
-    return {"vocab_size": _VOCABULARY} | text | outer | {
-        "architectures": [WITHIN[settings["architectures"][0]]],
-        "tie_word_embeddings": settings.get("tie_word_embeddings", True),  # which transformers reads here
-        "final_logit_softcapping": None,  # of language models alone, in transformers
+    name = settings["architectures"][0]
+    vocabulary, is_tied = _SILENT[name]
+    inner = {"vocab_size": vocabulary} | text | outer | {
+        "architectures": [WITHIN[name]],
+        "tie_word_embeddings": settings.get("tie_word_embeddings", is_tied),  # which transformers reads here
     }  # fmt: skip
+    if "final_logit_softcapping" in inner:  # of language models alone, in transformers
+        inner["final_logit_softcapping"] = None
+    return inner
 
 
 def is_tied(settings: Mapping[str, Any]) -> bool:

@@ -81,6 +81,8 @@ def load(config: EngineConfig, progress: bool) -> LoadedModel:
         ignore_unknown=config.ignore_unknown_settings,
         with_decision_head=config.decision_prompt is None,
     )
+    if model.recurrence is not None:
+        raise ModelError(f"{directory.name}: recurrent layers are not served yet.")
     parts = checkpoint.parts(with_head=model.decision is not None)
     dtype, reason = fastest_dtype() if config.dtype == "auto" else (config.dtype, "as asked for")
     config = dataclasses.replace(config, dtype=dtype)

@@ -10,7 +10,7 @@ from mis_core.models.blocks import Block, Cache, Normed, weight, wide
 from mis_core.models.config import ModelConfig
 from mis_kernels.backends import Backend
 from mis_kernels.operations import project
-from mis_kernels.weights import HeadRotations
+from mis_kernels.weights import HeadRotations, materialised
 
 Attend = Callable[[Array, Array, Array, Cache, Array], tuple[Array, Cache]]
 """`(q, k, v, cache, layer) -> (output, cache)`: k and v `[tokens, kv_heads, head_dim]`, q and output with `heads`."""
@@ -20,7 +20,7 @@ class AttentionLayer(Block):
     """Weights of one layer with attention.
 
     The columns of `qkv` keep a KV head, its query heads and its value head together, and so do the rows of
-    `out`, so that sharding by KV head cuts one axis.
+    `out`, so that sharding by KV head cuts one axis. The columns of `attention_gate` are in the order of these rows.
     """
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, backend: Backend) -> None:
@@ -37,6 +37,8 @@ class AttentionLayer(Block):
         if config.family.qk_norm:
             self.q_norm = wide(head_dim)
             self.k_norm = wide(head_dim)
+        if config.family.gates_attention:
+            self.attention_gate = weight(dtype, config.embed, group * width)
         self.out = weight(dtype, group * width, config.embed)
         if config.attention_bias:
             self.out_bias = weight(dtype, config.embed)
@@ -56,15 +58,24 @@ class AttentionLayer(Block):
         Where norms are folded, `squares` are the sums of the rows' squares: the product before leaves them.
         """
         with jax.named_scope("attention"):
-            q, k, v = self._project(self.normed(x, squares, "attention_norm"), tables)
+            normed = self.normed(x, squares, "attention_norm")
+            q, k, v = self._project(normed, tables)
             attended, cache = attend(q, k, v, cache, layer)
             attended = attended.reshape(len(x), -1)
             if rows is not None:
                 x, attended = x[rows], attended[rows]
+            if self.config.family.gates_attention:
+                attended = self._gated(attended, normed if rows is None else normed.of_rows(rows))
             with jax.named_scope("out"):
                 bias = self.out_bias[...] if self.config.attention_bias else None
                 x = self.added(x, attended, "out", bias)
         return *self.mlp(x), cache
+
+    def _gated(self, attended: Array, normed: Normed) -> Array:
+        with jax.named_scope("gate"):
+            gate = self.attention_gate.get_value().linear(normed.rows, norm=normed.norm)
+            gated = attended.astype(jnp.float32) * jax.nn.sigmoid(gate.astype(jnp.float32))
+            return materialised(gated.astype(attended.dtype))
 
     def _project(self, normed: Normed, tables: tuple[Array, Array]) -> tuple[Array, Array, Array]:
         config = self.config

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float, Float32, Int32
 
 from mis_core.models.config import ModelConfig
 from mis_core.models.parallel import add_product, whole_product
@@ -20,10 +20,15 @@ from mis_kernels.weights import FoldedNorm, materialised
 Cache = Any
 """What a model keeps of tokens: any pytree that layers take and return."""
 
-NORMS = ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm", "q_norm", "k_norm", "norm")
+NORMS = (
+    "attention_norm", "attention_out_norm", "recurrence_norm", "mlp_norm", "mlp_out_norm", "q_norm", "k_norm", "norm",
+)  # fmt: skip
 """Names of norms' weights, which are float32 in memory."""
 
-NORM_OF = {"qkv": "attention_norm", "gate_up": "mlp_norm"}
+NORM_OF = {
+    "qkv": "attention_norm", "attention_gate": "attention_norm", "gate_up": "mlp_norm",
+    "qkvz": "recurrence_norm", "rates": "recurrence_norm",
+}  # fmt: skip
 """The norm in front of a product, whose weights are multiplied into the product's by backends that fold norms."""
 
 _NORM_AFTER = {"out": "attention_out_norm", "down": "mlp_out_norm"}
@@ -34,6 +39,11 @@ class Normed(NamedTuple):
 
     rows: Array
     norm: FoldedNorm | None
+
+    def of_rows(self, rows: Int32[Array, " rows"]) -> "Normed":
+        """Return some of the rows."""
+        norm = None if self.norm is None else self.norm._replace(squares=self.norm.squares[rows])
+        return Normed(self.rows[rows], norm)
 
 
 def weight(dtype: jnp.dtype, *shape: int) -> nnx.Param:

@@ -14,13 +14,15 @@ from mis_core.checkpoints.numbers import check_numbers
 from mis_core.checkpoints.text_settings import is_of_images, is_saved, text_settings
 from mis_core.config import Activation
 from mis_core.errors import ModelError, shown
-from mis_core.models.families import BARE, FAMILIES, KNOWN, Family
-from mis_core.models.layers import Layer
+from mis_core.models.families import BARE, FAMILIES, KNOWN, UNSUPPORTED, Family
+from mis_core.models.hybrids import recurrent_layers
+from mis_core.models.layers import Layer, attention_layers
 from mis_core.models.rope import parse_ropes, positive_number
 from mis_core.models.settings import check_settings, positive_integer
 from mis_core.models.windows import sliding_windows
 from mis_kernels.activations import Gate
 from mis_kernels.heads import HeadShape
+from mis_kernels.recurrence import RecurrentShape
 
 # How a classifier's probabilities are made where `problem_type` is silent: softmax, or sigmoid of a single row.
 _ACTIVATIONS: dict[str, Activation] = {
@@ -115,6 +117,17 @@ class ModelConfig:
         return self.layers[0].heads
 
     @property
+    def recurrence(self) -> RecurrentShape | None:
+        """What every recurrent layer is like: all are the same, since their weights are stacked; None: none is."""
+        return next((layer.recurrence for layer in self.layers if layer.recurrence is not None), None)
+
+    @property
+    def rotated(self) -> int:
+        """Elements of a head that RoPE rotates, in every layer that has it."""
+        ropes = (layer.rope for layer in attention_layers(self.layers) if layer.rope is not None)
+        return next((rope.head_dim for rope in ropes), self.attention.head_dim)
+
+    @property
     def head_rows(self) -> int:
         """Rows of the head."""
         return len(self.head_labels) or self.vocab_size
@@ -179,7 +192,10 @@ def parse_model_config(
     is_bare = architecture in BARE
     family = BARE[architecture] if is_bare else FAMILIES[architecture]
     check_settings(raw, own=family.settings, config_class=family.config_class, ignore_unknown=ignore_unknown)
-    for name, allowed in (_SUPPORTED | _GATES[family.gate]).items():
+    supported = _SUPPORTED | _GATES[family.gate] | family.only
+    if family.rotated is not None:
+        del supported["partial_rotary_factor"]
+    for name, allowed in supported.items():
         if name in raw and raw[name] not in allowed:
             raise ModelError(f"{name} = {json.dumps(raw[name])[:80]} is not supported (only {json.dumps(allowed[0])}).")
     if raw.get("quantization_config") is not None:
@@ -197,11 +213,14 @@ def parse_model_config(
     if head_dim % 2:
         raise ModelError(f"head_dim must be even, since RoPE turns pairs, not {head_dim}.")
     rope, local_rope = parse_ropes(
-        raw, head_dim, max_positions, family.theta, family.local_theta, ignore_unknown=ignore_unknown
-    )
+        raw, head_dim, max_positions, family.theta, family.local_theta, rotated=family.rotated,
+        ignore_unknown=ignore_unknown,
+    )  # fmt: skip
     longest = min(rope.longest, local_rope.longest)
     shape, has_rope = HeadShape(heads, kv_heads, head_dim), _has_rope(raw, family.nope_interval)
-    windows = sliding_windows(raw, has_rope, family.sliding)
+    recurrences = recurrent_layers(raw, len(has_rope), family.recurrent_interval)
+    is_hybrid = any(recurrences)
+    windows = [None] * len(has_rope) if is_hybrid else sliding_windows(raw, has_rope, family.sliding)
     head_labels = _head_labels(raw) if family.classifies else ()
     return ModelConfig(
         family=family,
@@ -211,10 +230,11 @@ def parse_model_config(
         layers=tuple(
             Layer(
                 shape,
-                None if not rotates else rope if window is None else local_rope,
+                None if not rotates or recurrence else rope if window is None else local_rope,
                 None if window is None or window >= longest else window,  # one that holds every sequence is none
+                recurrence,
             )
-            for rotates, window in zip(has_rope, windows, strict=True)
+            for rotates, window, recurrence in zip(has_rope, windows, recurrences, strict=True)
         ),
         max_positions=max_positions,
         longest=longest,
@@ -269,7 +289,9 @@ def _architecture(raw: dict[str, Any], *, may_be_bare: bool) -> str:
             if kind not in (None, own):  # by which transformers chooses
                 raise ModelError(f"model_type = {json.dumps(kind)[:40]} is not that of {name}, which is {own}.")
             return name
-    raise ModelError(f"architecture {shown(', '.join(names), 80) or '(none)'} is not supported; known: {KNOWN}.")
+    reasons = (why for relative, why in UNSUPPORTED.items() for name in names if name.startswith(relative))
+    why = next((f", since {reason}" for reason in reasons), "")
+    raise ModelError(f"architecture {shown(', '.join(names), 80) or '(none)'} is not supported{why}; known: {KNOWN}.")
 
 
 def _head_labels(raw: dict[str, Any]) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 from mis_core.checkpoints.text_settings import TIED, WITHIN
 from mis_core.models.windows import SlidingLayers, all_layers, by_pattern, from_max_window_layers, without_rope
@@ -16,10 +16,16 @@ class Family:
     Attributes:
         name: What transformers calls it.
         settings: Settings of its `config.json` that other families do not have.
+        only: Values that alone are implemented of settings, by their names.
+        unread: What the names of tensors begin with that transformers leaves out.
         is_text: transformers calls its configuration `<name>TextConfig`, since it is the text of a larger model.
         sizes: Settings that transformers has a size for where `config.json` is silent, besides those below.
         qkv_bias: Query, key and value projections have biases, whatever `config.json` says.
         qk_norm: Queries and keys are RMS-normalised per head before RoPE.
+        gates_attention: The columns of a query head are followed by those of a gate, by whose sigmoid the head's output
+            is multiplied.
+        recurrent_interval: Layers are recurrent but for each of so many where `config.json` is silent; None: none is.
+        rotated: Part of a head that RoPE rotates where it is silent; None: a whole head, whatever it says.
         head_dim: Head size where `config.json` is silent; None: `hidden_size / num_attention_heads`.
         max_positions: Longest sequence in tokens where it is silent, as transformers has it.
         theta: Base of RoPE's frequencies where it is silent.
@@ -40,10 +46,15 @@ class Family:
 
     name: str
     settings: tuple[str, ...]
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
+    unread: tuple[str, ...] = ()
     is_text: bool = False
     sizes: Mapping[str, int] = field(default_factory=dict, hash=False)
     qkv_bias: bool = False
     qk_norm: bool = False
+    gates_attention: bool = False
+    recurrent_interval: int | None = None
+    rotated: float | None = None
     head_dim: int | None = None
     max_positions: int = 32768
     theta: float = 1e4
@@ -102,6 +113,19 @@ _GEMMA = (
     "sliding_window", "use_bidirectional_attention",
 )  # fmt: skip
 
+_DELTA_NET = (
+    "linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads", "linear_num_value_heads",
+    "linear_value_head_dim",
+)  # fmt: skip
+_MTP = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")  # layers that transformers leaves out
+_QWEN3_5_ONLY: dict[str, tuple[Any, ...]] = {  # of which transformers reads the first alone
+    "attention_bias": (False,),
+    "attn_output_gate": (True, None),
+    "mamba_ssm_dtype": ("float32", None),
+    "mlp_only_layers": ([], None),
+    "output_gate_type": ("silu", "swish", None),
+}
+
 _QWEN_SLIDES = SlidingLayers(from_max_window_layers, needs_switch=True, obeys_types=True)
 _DECODERS = (
     Family("Qwen3", ("attention_bias", *_QWEN), qk_norm=True, head_dim=128, sliding=_QWEN_SLIDES),
@@ -125,12 +149,25 @@ _DECODERS = (
         sliding=SlidingLayers(by_pattern(6, "sliding_window_pattern"), obeys_types=True, always=True), gate="gelu_tanh",
         norms_add_one=True, norms_outputs=True, scales_embedding=True, query_scalar=256,
     ),
+    Family(
+        "Qwen3_5", ("full_attention_interval", *_QWEN3_5_ONLY, *_DELTA_NET, *_MTP), _QWEN3_5_ONLY,
+        unread=("mtp.", "model.visual."), is_text=True,
+        sizes={"num_attention_heads": 16, "num_key_value_heads": 4}, qk_norm=True, gates_attention=True,
+        recurrent_interval=4, rotated=0.25, head_dim=256, norms_add_one=True,
+    ),
 )  # fmt: skip
 FAMILIES: dict[str, Family] = {name: each for family in _DECODERS for name, each in family.with_heads().items()}
 """By the name of transformers' class, as a language model and as a classifier."""
 
 BARE: dict[str, Family] = {family.bare: family for family in _DECODERS}
 """Those without a head, which another takes the place of."""
+
+UNSUPPORTED = {
+    "Qwen3Next": "its MLPs are mixtures of experts",
+    "Qwen3_5Moe": "its MLPs are mixtures of experts",
+    "Qwen4Exp": "its residual has several streams, mixed by hyper-connections",
+}
+"""Why relatives of a family are not supported, by what the names of their classes begin with."""
 
 KNOWN = (
     f"{', '.join(family.name for family in _DECODERS)}, each as ForCausalLM and as the classifiers that transformers "

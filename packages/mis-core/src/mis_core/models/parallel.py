@@ -31,17 +31,21 @@ _LAYER_AXES: dict[str, P] = {
     "qkv": P(None, None, TENSOR),
     "qkv_bias": P(None, TENSOR),
     "out": P(None, TENSOR),
+    "attention_gate": P(None, None, TENSOR),
     "gate_up": P(None, None, None, TENSOR),
     "gate_up_bias": P(None, None, TENSOR),
     "down": P(None, TENSOR),
 }
 
-PRODUCTS = ("qkv", "out", "gate_up", "down")
+PRODUCTS = ("qkv", "attention_gate", "qkvz", "rates", "out", "gate_up", "down")
 """Names of a layer's weights that products are made with."""
 
 
 def partition(path: tuple[Any, ...]) -> P:
-    """Return how the parameter at a path of the decoder is cut; layers are stacked along the first axis."""
+    """Return how the parameter at a path of the decoder is cut; layers are stacked along the first axis.
+
+    Recurrent layers are not cut.
+    """
     if path[0] == "layers":
         return _LAYER_AXES.get(path[1], P())
     return P(None, TENSOR) if path[0] in ("embedding", "head") else P()
@@ -61,7 +65,10 @@ def backend_for(config: ModelConfig, dtype: jnp.dtype, mesh: Mesh) -> Backend:
 def packs(config: ModelConfig, devices: int, backend: Backend) -> bool:
     """Whether every product of a layer is best made with packed weights; heads are spread over the devices."""
     heads, kv_heads = (n * config.attention.head_dim // devices for n in config.attention[:2])
-    dimensions = config.embed, heads, heads + 2 * kv_heads, config.mlp // devices
+    dimensions = [config.embed, heads, heads + 2 * kv_heads, config.mlp // devices]
+    if (recurrence := config.recurrence) is not None:
+        values = recurrence.value_heads * recurrence.value_dim
+        dimensions += [values, recurrence.channels + values]
     return backend.packs(*dimensions, gate_bias=config.mlp_bias)
 
 
@@ -74,8 +81,11 @@ def spread_heads(config: ModelConfig, devices: int) -> ModelConfig:
     """Return the shape with as many KV heads as devices need; the same shape if there are enough.
 
     Raises:
-        ConfigError: the devices do not divide a dimension that is cut; names it.
+        ConfigError: the devices do not divide a dimension that is cut; names it. Or layers are recurrent, which are
+            not cut yet.
     """
+    if devices > 1 and config.recurrence is not None:
+        raise ConfigError(f"tp_size {devices}: recurrent layers are on one device only.", "tp_size")
     for name, size in (("hidden_size", config.embed), ("intermediate_size", config.mlp)):
         if size % devices:
             raise ConfigError(f"tp_size {devices} does not divide the model's {name}, {size}.", "tp_size")

@@ -18,6 +18,7 @@ from jaxtyping import Float32
 from mis_core.errors import ModelError
 from mis_core.models.settings import refuse_setting, shown_name
 
+_OF_IMAGES = ("mrope_section", "mrope_interleaved")  # which axis of an image a frequency is for; texts have one
 _MOST_POSITIONS = (1 << 31) - 1  # as position ids are int32
 # Parameters each type understands, besides `rope_theta` and the type itself; True = required.
 _PARAMETERS = {
@@ -51,7 +52,7 @@ class RopeConfig:
     Attributes:
         kind: `default`, `linear`, `llama3`, `yarn` or `factors`.
         theta: Base of the frequencies.
-        head_dim: Rotated elements of a head: all of them.
+        head_dim: Rotated elements of a head: all of them, or as many as `partial_rotary_factor` says.
         max_positions: `max_position_embeddings` of the checkpoint, in tokens.
         parameters: The type's own parameters, as the checkpoint names them.
     """
@@ -75,7 +76,13 @@ class RopeConfig:
 
 
 def parse_rope(
-    raw: dict[str, Any], head_dim: int, max_positions: int, theta: float, *, ignore_unknown: bool = False
+    raw: dict[str, Any],
+    head_dim: int,
+    max_positions: int,
+    theta: float,
+    *,
+    rotated: float | None = None,
+    ignore_unknown: bool = False,
 ) -> RopeConfig:
     """Read `rope_parameters` (new spelling) or `rope_theta` + `rope_scaling` (old); `theta` is where both are silent.
 
@@ -84,6 +91,7 @@ def parse_rope(
         head_dim: Elements of a head.
         max_positions: `max_position_embeddings`, in tokens.
         theta: Base of the frequencies where the settings are silent.
+        rotated: Part of a head that is rotated where the settings are silent; None: a whole head, whatever they say.
         ignore_unknown: Log a warning where a parameter that is not understood would be refused.
 
     Raises:
@@ -101,8 +109,10 @@ def parse_rope(
     theta = positive_number({"rope_theta": found.pop("rope_theta", theta)}, "rope_theta")
     old_kind = found.pop("type", None)
     kind = found.pop("rope_type", None) or old_kind or "default"
-    if found.pop("partial_rotary_factor", 1.0) != 1.0:
+    if rotated is None and found.pop("partial_rotary_factor", 1.0) != 1.0:
         raise ModelError(f"{key}.partial_rotary_factor: only 1.0 is supported.")
+    if rotated is not None:
+        head_dim = _rotated_elements(raw, found, head_dim, rotated)
     if not isinstance(kind, str) or kind not in _PARAMETERS:
         raise ModelError(f"{key}: RoPE type {json.dumps(kind)[:40]} is not supported; known: {', '.join(_PARAMETERS)}.")
     for name in [name for name in found if name not in _PARAMETERS[kind]]:
@@ -123,6 +133,7 @@ def parse_ropes(
     theta: float,
     local_theta: float | None,
     *,
+    rotated: float | None = None,
     ignore_unknown: bool = False,
 ) -> tuple[RopeConfig, RopeConfig]:
     """Read the RoPE of layers that see everything, and that of layers that slide.
@@ -136,13 +147,14 @@ def parse_ropes(
         max_positions: As there.
         theta: As there, of layers that see everything.
         local_theta: The same of layers that slide; None: all layers have the same RoPE.
+        rotated: As there; where all layers have the same.
         ignore_unknown: As there.
 
     Raises:
         ModelError: as `parse_rope`; or there are parameters of something else than these two kinds.
     """
     if local_theta is None:
-        rope = parse_rope(raw, head_dim, max_positions, theta, ignore_unknown=ignore_unknown)
+        rope = parse_rope(raw, head_dim, max_positions, theta, rotated=rotated, ignore_unknown=ignore_unknown)
         return rope, rope
     given, kinds = raw.get("rope_parameters") or {}, ("full_attention", "sliding_attention")
     scaling = raw.get("rope_scaling")
@@ -162,6 +174,22 @@ def parse_ropes(
         for kind in kinds
     )  # fmt: skip
     return full, sliding
+
+
+def _rotated_elements(raw: dict[str, Any], found: dict[str, Any], head_dim: int, rotated: float) -> int:
+    """Return how many elements of a head are rotated; take what says so, and how images are, out of the parameters."""
+    for name in _OF_IMAGES:
+        found.pop(name, None)
+    name = "partial_rotary_factor"
+    above = raw.get(name, rotated)
+    above = 1.0 if above is None else above  # as transformers takes null
+    part = positive_number({name: found.pop(name, above)}, name)
+    elements = int(head_dim * part)
+    if part > 1 or elements % 2 or not elements:
+        raise ModelError(
+            f"partial_rotary_factor must leave an even number of a head's {head_dim} elements, not {part}."
+        )
+    return elements
 
 
 def _check_parameters(key: str, kind: str, found: dict[str, Any], head_dim: int) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from mis_core.models.config import ModelConfig
 from mis_core.models.parallel import spread_heads
 from mis_kernels.heads import HeadShape
+from mis_kernels.recurrence import RecurrentShape
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 """Names of the embedding, and of a language model's own head."""
@@ -59,26 +60,62 @@ def tensors_of(config: ModelConfig, tensor_parallel: int = 1) -> Iterator[Tensor
         yield Tensor(ROWS, (config.decision.count, config.embed), ("decision_head",), _copy)
         if config.decision.has_bias:
             yield Tensor("proj.bias", (config.decision.count,), ("decision_bias",), _copy)
-    for layer in range(len(config.layers)):
-        for name, shape, target, store in _layer_tensors(config, spread):
-            yield Tensor(f"model.layers.{layer}.{name}", shape, ("layers", target), store, layer)
+    counts = {"layers": 0, "recurrent": 0}
+    for layer, row in enumerate(config.layers):
+        stack = "layers" if row.recurrence is None else "recurrent"
+        first = _attention(config, spread) if row.recurrence is None else _recurrence(config.embed, row.recurrence)
+        for name, shape, target, store in (*first, *_mlp(config)):
+            yield Tensor(f"model.layers.{layer}.{name}", shape, (stack, target), store, counts[stack])
+        counts[stack] += 1
 
 
-def _layer_tensors(config: ModelConfig, spread: HeadShape) -> Iterator[tuple[str, tuple[int, ...], str, Store]]:
-    embed, mlp, heads = config.embed, config.mlp, config.attention
+_Part = tuple[str, tuple[int, ...], str, Store]
+"""Of a layer: name and shape of a tensor, name of the parameter, and how it is stored there."""
+
+
+def _attention(config: ModelConfig, spread: HeadShape) -> Iterator[_Part]:
+    embed, heads = config.embed, config.attention
     q, kv = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
+    order = _halves_of_rotated(config.rotated, heads.head_dim)
+    is_gated = config.family.gates_attention
     for projection, width in (("q", q), ("k", kv), ("v", kv)):
         store = _queries(heads, spread) if projection == "q" else _keys_or_values(heads, spread, projection)
+        if projection != "v" and config.rotated < heads.head_dim:
+            store = _reordered(order, store)
+        if projection == "q" and is_gated:
+            width, store = 2 * width, _one_of_two(0, heads.heads, store)
         yield f"self_attn.{projection}_proj.weight", (width, embed), "qkv", store
         if config.qkv_bias:
             yield f"self_attn.{projection}_proj.bias", (width,), "qkv_bias", store
+    if is_gated:
+        gate = _one_of_two(1, heads.heads, _gates(heads, spread))
+        yield "self_attn.q_proj.weight", (2 * q, embed), "attention_gate", gate
     if config.family.qk_norm:
-        yield "self_attn.q_norm.weight", (heads.head_dim,), "q_norm", _copy
-        yield "self_attn.k_norm.weight", (heads.head_dim,), "k_norm", _copy
+        store = _reordered(order, _copy) if config.rotated < heads.head_dim else _copy
+        yield "self_attn.q_norm.weight", (heads.head_dim,), "q_norm", store
+        yield "self_attn.k_norm.weight", (heads.head_dim,), "k_norm", store
     yield "self_attn.o_proj.weight", (embed, q), "out", _output(heads, spread)
     if config.attention_bias:
         yield "self_attn.o_proj.bias", (embed,), "out_bias", _copy
     yield "input_layernorm.weight", (embed,), "attention_norm", _copy
+
+
+def _recurrence(embed: int, shape: RecurrentShape) -> Iterator[_Part]:
+    heads, channels, values = shape.value_heads, shape.channels, shape.value_heads * shape.value_dim
+    yield "linear_attn.in_proj_qkv.weight", (channels, embed), "qkvz", _columns(0)
+    yield "linear_attn.in_proj_z.weight", (values, embed), "qkvz", _columns(channels)
+    yield "linear_attn.in_proj_a.weight", (heads, embed), "rates", _columns(0)
+    yield "linear_attn.in_proj_b.weight", (heads, embed), "rates", _columns(heads)
+    yield "linear_attn.conv1d.weight", (channels, 1, shape.taps), "convolution", _reshaped
+    yield "linear_attn.A_log", (heads,), "decay_log", _copy
+    yield "linear_attn.dt_bias", (heads,), "decay_bias", _copy
+    yield "linear_attn.norm.weight", (shape.value_dim,), "state_norm", _copy
+    yield "linear_attn.out_proj.weight", (embed, values), "out", _transposed
+    yield "input_layernorm.weight", (embed,), "recurrence_norm", _copy
+
+
+def _mlp(config: ModelConfig) -> Iterator[_Part]:
+    embed, mlp = config.embed, config.mlp
     if config.family.norms_outputs:
         yield "post_attention_layernorm.weight", (embed,), "attention_out_norm", _copy
         yield "pre_feedforward_layernorm.weight", (embed,), "mlp_norm", _copy
@@ -96,6 +133,17 @@ def _layer_tensors(config: ModelConfig, spread: HeadShape) -> Iterator[tuple[str
 
 def _copy(target: np.ndarray, stored: np.ndarray) -> None:
     target[...] = stored
+
+
+def _reshaped(target: np.ndarray, stored: np.ndarray) -> None:
+    target[...] = stored.reshape(target.shape)
+
+
+def _columns(begin: int) -> Store:
+    def store(target: np.ndarray, stored: np.ndarray) -> None:
+        target[:, begin : begin + len(stored)] = stored.T
+
+    return store
 
 
 def _transposed(target: np.ndarray, stored: np.ndarray) -> None:
@@ -137,6 +185,47 @@ def _keys_or_values(own: HeadShape, spread: HeadShape, projection: str) -> Store
         by_head[..., spread.group + "kv".index(projection), :] = np.moveaxis(heads, 2, 0) if stored.ndim == 2 else heads
 
     return store
+
+
+def _gates(own: HeadShape, spread: HeadShape) -> Store:
+    """Put the gates of heads in the order of the rows of `_output`, as columns."""
+
+    def store(target: np.ndarray, stored: np.ndarray) -> None:
+        heads = _spread(stored.reshape(own.heads, own.head_dim, -1), own, spread)
+        target[...] = heads.reshape(target.shape[::-1]).T
+
+    return store
+
+
+def _one_of_two(index: int, heads: int, store: Store) -> Store:
+    """Take one of two parts of every head, which lie side by side."""
+
+    def store_part(target: np.ndarray, stored: np.ndarray) -> None:
+        parts = stored.reshape(heads, 2, -1, *stored.shape[1:])
+        store(target, parts[:, index].reshape(-1, *stored.shape[1:]))
+
+    return store_part
+
+
+def _reordered(order: np.ndarray, store: Store) -> Store:
+    """Take the elements of every head in another order."""
+
+    def store_reordered(target: np.ndarray, stored: np.ndarray) -> None:
+        heads = stored.reshape(-1, len(order), *stored.shape[1:])
+        store(target, heads[:, order].reshape(stored.shape))
+
+    return store_reordered
+
+
+def _halves_of_rotated(rotated: int, head_dim: int) -> np.ndarray:
+    """Return the order in which the first elements, which are rotated, begin both halves of a head.
+
+    Then RoPE over the whole head rotates the pairs that it would rotate among them, as it takes element i of both
+    halves together, and others by no angle. Products of queries and keys do not depend on the order that both have.
+    """
+    first, second = np.split(np.arange(rotated), 2)
+    third, fourth = np.split(np.arange(rotated, head_dim), 2)
+    return np.concatenate([first, third, second, fourth])
 
 
 def _output(own: HeadShape, spread: HeadShape) -> Store:

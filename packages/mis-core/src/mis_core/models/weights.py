@@ -22,6 +22,7 @@ from mis_core.models.blocks import NORM_OF, NORMS
 from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import PRODUCTS, TENSOR, backend_for, make_mesh, packs, partition, placement, spread_heads
+from mis_core.models.recurrent import WIDE
 from mis_core.models.tensors import EMBEDDING, HEAD, ROWS, Tensor, tensors_of
 from mis_kernels.backends import Backend
 from mis_kernels.quantized import block_of, quantize
@@ -33,7 +34,8 @@ _DERIVED_SUFFIX = "rotary_emb.inv_freq"
 _PREFIX = "model."
 _ROWS_AS_SAVED = "weight"  # of a decision head
 
-_WIDE = ("decision_head", "decision_bias", *NORMS)  # float32, whatever the others are
+_WIDE = ("decision_head", "decision_bias", *WIDE, *NORMS)  # float32, whatever the others are
+_UNQUANTIZED = ("rates",)  # few weights, whose errors a state would add up
 
 _CHECKED = 1 << 22  # elements at a time, so that no copy of a parameter is made
 
@@ -73,6 +75,8 @@ def load_decoder(
         mesh = make_mesh(1, 1) if mesh is None else mesh
         wanted = list(tensors_of(config, mesh.shape[TENSOR]))
         names = {tensor.name for tensor in wanted}
+        unread = config.family.unread
+        opened = {name: tensor for name, tensor in opened.items() if not name.startswith(unread)}
         stored = _by_parameter(path, opened, names, tied=config.tied, is_within=config.is_within)
         # A classifier may still have its language model's head, which nothing uses; transformers leaves it out, too.
         unused_head = config.tied or config.family.classifies
@@ -90,14 +94,14 @@ def load_decoder(
         by_target: dict[tuple, list[Tensor]] = {}
         for tensor in wanted:
             by_target.setdefault(tensor.target, []).append(tensor)
-        bar = tqdm(total=len(wanted), desc="Loading weights", unit="tensor", disable=not progress)
+        bar = tqdm(total=len(names), desc="Loading weights", unit="tensor", disable=not progress)
         has_one = config.family.norms_add_one and checkpoint.norms_have_one
         one = np.float32(config.family.norms_add_one and not has_one)
-        loaded = {}
+        loaded, read = {}, set()
         with bar:
             for target_path, parameter in parameters:
                 tensors = list(by_target[target_path])
-                target = np.empty(parameter.shape, parameter.dtype)
+                target = np.zeros(parameter.shape, parameter.dtype)  # some have columns that no tensor fills
                 for tensor in tensors:
                     part = target if tensor.layer is None else target[tensor.layer]
                     tensor.store(part, stored[tensor.name].read())
@@ -109,7 +113,8 @@ def load_decoder(
                     tensors += norms
                 if target_path[-1] in NORMS:  # what the checkpoint stores is rounded as all weights are
                     target = target if has_one else target.astype(dtype).astype(np.float32) + one
-                bar.update(len(tensors))
+                read |= {tensor.name for tensor in tensors}
+                bar.update(len(read) - bar.n)
                 if not _is_finite(target):
                     kept = jnp.dtype(dtype) if target_path[-1] in NORMS else target.dtype
                     names = (tensor.name for tensor in tensors)
@@ -139,7 +144,7 @@ class _Store:
             return weight
         if path[-1] not in PRODUCTS:
             return weight.view(self.backend.storage_dtype)
-        if self.quantization == "int8":
+        if self.quantization == "int8" and path[-1] not in _UNQUANTIZED:
             depth, columns = NamedSharding(self.mesh, partition(path)).shard_shape(weight.shape)[-2:]
             return self.backend.pack_quantized(quantize(weight, block_of(depth)), depth, columns)
         return self.backend.pack(weight) if self.packs else weight.view(self.backend.storage_dtype)

@@ -10,8 +10,6 @@ from mis_core.errors import ModelError
 Slides = Callable[[Mapping[str, Any], int, bool], bool]
 """Whether a layer slides where `layer_types` is silent: by the settings, its number, and whether it has RoPE."""
 
-_KINDS = {"full_attention": False, "sliding_attention": True}
-
 
 def all_layers(_raw: Mapping[str, Any], _layer: int, _has_rope: bool) -> bool:
     """Mistral, Ministral."""
@@ -83,7 +81,7 @@ def sliding_windows(raw: Mapping[str, Any], has_rope: Sequence[bool], family: Sl
         family is not None and (window is not None or family.always) and family.slides(raw, layer, rotates)
         for layer, rotates in enumerate(has_rope)
     ]
-    listed = _listed(raw.get("layer_types"), len(has_rope))
+    listed = listed_layers(raw.get("layer_types"), len(has_rope), "sliding_attention")
     if listed is not None and listed != by_family and not (family is not None and family.obeys_types):
         raise ModelError("layer_types is not what this family computes, which does not read it; leave it out.")
     chosen = by_family if listed is None else listed
@@ -105,11 +103,22 @@ def _window(raw: Mapping[str, Any], family: SlidingLayers) -> int | None:
     return window if is_used else None
 
 
-def _listed(kinds: Any, layers: int) -> list[bool] | None:
+def listed_layers(kinds: Any, layers: int, other: str) -> list[bool] | None:
+    """Return whether each layer is of the other kind than `full_attention`; None where nothing is listed.
+
+    Args:
+        kinds: `layer_types`.
+        layers: How many layers there are.
+        other: What it calls the other kind.
+
+    Raises:
+        ModelError: it is something else.
+    """
+    known = {"full_attention": False, other: True}
     if kinds is None:
         return None
-    if not isinstance(kinds, list) or not all(isinstance(kind, str) and kind in _KINDS for kind in kinds):
-        raise ModelError(f"layer_types must be a list of {' and '.join(_KINDS)}; nothing else is supported.")
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) and kind in known for kind in kinds):
+        raise ModelError(f"layer_types must be a list of {' and '.join(known)}; nothing else is supported.")
     if len(kinds) != layers:
         raise ModelError(f"layer_types names {len(kinds)} layers, but num_hidden_layers is {layers}.")
-    return [_KINDS[kind] for kind in kinds]
+    return [known[kind] for kind in kinds]

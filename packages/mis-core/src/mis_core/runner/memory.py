@@ -41,10 +41,15 @@ def step_bytes_per_token(config: ModelConfig, item_bytes: int, devices: int) -> 
     """Return the temporary bytes of a step per new token on each of `devices`, rounded up generously.
 
     What is alive at once: gate and up products in float32 and their activation, the packed projections
-    in float32 with their normed copies, and a few rows of hidden states.
+    in float32 with their normed copies, and a few rows of hidden states. Of layers with attention and recurrent ones,
+    those with more are counted.
     """
-    heads = (config.attention.heads + 2 * config.attention.kv_heads) * config.attention.head_dim
-    divided = (2 * config.mlp * 4 + config.mlp * item_bytes) + 2 * heads * (4 + item_bytes)
+    gates = config.attention.heads if config.family.gates_attention else 0
+    projected = (config.attention.heads + gates + 2 * config.attention.kv_heads) * config.attention.head_dim
+    if (recurrence := config.recurrence) is not None:
+        values = recurrence.value_heads * recurrence.value_dim  # of the gate, and of the output
+        projected = max(projected, recurrence.channels + 2 * values)
+    divided = (2 * config.mlp * 4 + config.mlp * item_bytes) + 2 * projected * (4 + item_bytes)
     return 2 * divided // devices + 8 * config.embed * 4
 
 
