@@ -1,5 +1,6 @@
 """Qwen3.5: the decoder computes what transformers does, with attention and recurrence written out plainly."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,22 @@ from flax import nnx
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float32
+from safetensors.numpy import load_file, save_file
 
+from mis_core.checkpoints.directory import DirectoryCheckpoint
+from mis_core.models import recurrent, rope, tensors, weights
 from mis_core.models.config import ModelConfig, read_model_config
 from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import make_mesh
 from mis_core.models.weights import load_decoder
-from mis_kernels import from_bits
-from mis_kernels.recurrence import RecurrentShape
+from mis_kernels import from_bits, gated_delta
+from mis_kernels.backends.native import library
+from mis_kernels.backends.xla.backend import XlaCpuBackend
+from mis_kernels.recurrence import CARRIED, CHUNK, EMPTY, Chunks, RecurrentShape, RecurrentStates
+from mis_kernels.segments import NOWHERE
+from mis_testing.bits import assert_bits_equal
 from mis_testing.oracle import PointwiseOracle
+from mis_testing.tolerances import assert_scores_close
 
 pytestmark = pytest.mark.parity
 
@@ -89,45 +98,195 @@ def attend_plainly(config: ModelConfig) -> Callable:
     return attend
 
 
-def hidden_states(decoder: Decoder, ids: np.ndarray) -> Float32[np.ndarray, "rows embed"]:
-    """Return the final-normed hidden states of every token of one sequence."""
-    graph, weights = nnx.split(decoder)
+def recur_in_chunks(shape: RecurrentShape) -> Callable:
+    """Return a `recur` for one sequence, by the kernels' operation."""
+
+    def recur(inputs: Array, decay: Array, rate: Array, kernel: Array, cache: Any, number: Array) -> tuple[Array, Any]:
+        starts = jnp.arange(0, len(inputs), CHUNK)
+        reads = jnp.full(len(starts), CARRIED).at[0].set(EMPTY)
+        full = jnp.full(len(starts), CHUNK)
+        chunks = Chunks(starts, full, reads, jnp.full(len(starts), NOWHERE), jnp.int32(len(starts)))
+        states = RecurrentStates.zeros(1, shape)
+        return gated_delta(inputs, decay, rate, kernel, states, chunks, shape=shape, backend="xla")[0], cache
+
+    return recur
+
+
+def hidden_states(
+    decoder: Decoder, ids: np.ndarray, rows: np.ndarray | None = None, make_recur: Callable = recur_plainly
+) -> Float32[np.ndarray, "rows embed"]:
+    """Return the final-normed hidden states of some rows of one sequence; default: of all."""
+    graph, state = nnx.split(decoder)
     config, mesh = decoder.config, make_mesh(1, 1)
-    recur = None if config.recurrence is None else recur_plainly(config.recurrence)
+    recur = None if config.recurrence is None else make_recur(config.recurrence)
 
-    def step(weights: Any, ids: Array) -> Array:
-        rows = jnp.arange(len(ids))
-        return nnx.merge(graph, weights)(ids, rows, rows, attend_plainly(config), None, recur)[0]
+    def step(state: Any, ids: Array, rows: Array) -> Array:
+        positions = jnp.arange(len(ids))
+        return nnx.merge(graph, state)(ids, positions, rows, attend_plainly(config), None, recur)[0]
 
-    run = jax.shard_map(step, mesh=mesh, in_specs=(P(), P()), out_specs=P(), check_vma=False)
-    return np.asarray(jax.jit(run)(weights, jnp.asarray(ids)).astype(jnp.float32))
-
-
-def load(path: Path, dtype: str = "float32") -> Decoder:
-    return load_decoder(path, read_model_config(path), jnp.dtype(dtype), progress=False)
+    run = jax.shard_map(step, mesh=mesh, in_specs=(P(), P(), P()), out_specs=P(), check_vma=False)
+    rows = np.arange(len(ids), dtype=np.int32) if rows is None else rows
+    return np.asarray(jax.jit(run)(state, jnp.asarray(ids), jnp.asarray(rows)).astype(jnp.float32))
 
 
-def sequence(config: ModelConfig) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, config.vocab_size - 64, TOKENS).astype(np.int32)
+def load(path: Path, dtype: str = "float32", quantization: str = "none") -> Decoder:
+    config = read_model_config(path)
+    return load_decoder(path, config, jnp.dtype(dtype), progress=False, quantization=quantization)
 
 
-def logprobs(decoder: Decoder, ids: np.ndarray) -> Float32[np.ndarray, "rows vocab"]:
+def sequence() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 900, TOKENS).astype(np.int32)
+
+
+def logits(decoder: Decoder, make_recur: Callable = recur_plainly) -> Float32[np.ndarray, "rows vocab"]:
     head = np.asarray(from_bits(decoder.head_weight).astype(jnp.float32))
-    logits = hidden_states(decoder, ids) @ head.T
-    return np.asarray(jax.nn.log_softmax(logits))
+    return hidden_states(decoder, sequence(), make_recur=make_recur) @ head.T
 
 
-def expected(path: Path, ids: np.ndarray) -> Float32[np.ndarray, "rows vocab"]:
-    oracle = PointwiseOracle(path)
-    torch = oracle._torch
+def logprobs(decoder: Decoder, make_recur: Callable = recur_plainly) -> Float32[np.ndarray, "rows vocab"]:
+    return np.asarray(jax.nn.log_softmax(logits(decoder, make_recur)))
+
+
+def expected(path: Path, dtype: str = "float32") -> Float32[np.ndarray, "rows vocab"]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), attn_implementation="eager")
     with torch.inference_mode():
-        logits = oracle._model(torch.tensor(ids[None].astype(np.int64)), use_cache=False).logits[0]
+        logits = model.eval()(torch.tensor(sequence()[None].astype(np.int64)), use_cache=False).logits[0]
         return torch.log_softmax(logits.float(), -1).numpy()
+
+
+def assert_equal_to_transformers(path: Path, make_recur: Callable = recur_plainly) -> None:
+    np.testing.assert_allclose(logprobs(load(path), make_recur), expected(path), atol=CLOSE, rtol=0)
 
 
 @pytest.mark.parametrize("name", [*MODELS, *(pytest.param(name, marks=pytest.mark.full) for name in FULL_ONLY)])
 def test_log_probabilities_are_those_of_transformers(name: str, checkpoint_factory: Callable[..., Path]) -> None:
-    path = checkpoint_factory("qwen3_5", **(MODELS | FULL_ONLY)[name])
-    decoder = load(path)
-    ids = sequence(decoder.config)
-    np.testing.assert_allclose(logprobs(decoder, ids), expected(path, ids), atol=CLOSE, rtol=0)
+    assert_equal_to_transformers(checkpoint_factory("qwen3_5", **(MODELS | FULL_ONLY)[name]))
+
+
+def test_so_they_are_with_the_kernels_operation(checkpoint_factory: Callable[..., Path]) -> None:
+    assert_equal_to_transformers(checkpoint_factory("qwen3_5"), recur_in_chunks)
+
+
+@pytest.mark.skipif(library.why_not() is not None, reason=f"needs the native library: {library.why_not()}")
+def test_so_they_are_with_native_products(checkpoint_factory: Callable[..., Path]) -> None:
+    path = checkpoint_factory("qwen3_5")
+    decoder = load(path, "bfloat16")
+    assert decoder.backend.name == "native"
+    assert_scores_close(logprobs(decoder), expected(path, "bfloat16"), "bfloat16", "logprob")
+
+
+def test_so_they_are_where_norms_are_folded(
+    checkpoint_factory: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(XlaCpuBackend, "folds_norms", True)
+    assert_equal_to_transformers(checkpoint_factory("qwen3_5"))
+
+
+def test_chosen_rows_have_the_bits_of_all(checkpoint_factory: Callable[..., Path]) -> None:
+    decoder, rows = load(checkpoint_factory("qwen3_5")), np.arange(64, dtype=np.int32) * 2
+    assert_bits_equal(hidden_states(decoder, sequence(), rows), hidden_states(decoder, sequence())[rows])
+
+
+def test_a_classifier_has_the_values_of_transformers(
+    checkpoint_factory: Callable[..., Path], oracle_factory: Callable[..., PointwiseOracle]
+) -> None:
+    path = checkpoint_factory("qwen3_5", head_labels=("no", "yes", "perhaps"))
+    theirs = oracle_factory(path, "float32").head_values([sequence().tolist()])
+    np.testing.assert_allclose(logits(load(path))[-1:], theirs, atol=CLOSE, rtol=0)
+
+
+def test_int8_leaves_the_rates_as_they_are(checkpoint_factory: Callable[..., Path]) -> None:
+    path = checkpoint_factory("qwen3_5")
+    exact, quantized = load(path), load(path, quantization="int8")
+    assert_bits_equal(np.asarray(exact.recurrent.rates[...]), np.asarray(quantized.recurrent.rates[...]))
+    difference = np.abs(logprobs(quantized) - logprobs(exact))
+    assert 1e-3 < difference.max() < 0.5
+
+
+def within(path: Path, text: Path) -> Path:
+    """Write a tiny Qwen3.5 as the text of a model that also reads images, and return its directory."""
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+    vision = {
+        "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "out_hidden_size": 64,
+        "num_position_embeddings": 16,
+    }  # fmt: skip
+    own = AutoModelForCausalLM.from_pretrained(text, dtype=torch.bfloat16)
+    settings = Qwen3_5Config(
+        text_config=own.config.to_dict(), vision_config=vision, tie_word_embeddings=own.config.tie_word_embeddings
+    )
+    whole = Qwen3_5ForConditionalGeneration(settings).to(torch.bfloat16)
+    whole.model.language_model.load_state_dict(own.model.state_dict())
+    whole.save_pretrained(path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(text / name, path)
+    stored = load_file(path / "model.safetensors")
+    save_file(stored | {"mtp.norm.weight": next(iter(stored.values()))}, path / "model.safetensors")
+    return path
+
+
+def test_the_text_of_a_model_that_also_reads_images(tmp_path: Path, checkpoint_factory: Callable[..., Path]) -> None:
+    """Tensors of images, and of layers that guess tokens ahead, are left out."""
+    text = checkpoint_factory("qwen3_5")
+    path = within(tmp_path / "whole", text)
+    assert {"model", "mtp"} == {name.split(".")[0] for name in load_file(path / "model.safetensors")}
+    assert any(name.startswith("model.visual.") for name in load_file(path / "model.safetensors"))
+    assert_bits_equal(logprobs(load(path)), logprobs(load(text)))
+
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def gate_first(layer: recurrent.RecurrentLayer, output: Array, gate: Array) -> Array:
+    gated = output * jax.nn.silu(gate.astype(jnp.float32)).reshape(output.shape)
+    normed = layer.backend.rms_norm(gated, layer.state_norm[...], layer.config.norm_epsilon)
+    return normed.reshape(gate.shape).astype(gate.dtype)
+
+
+def rotate_all(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rope, "_rotated_elements", lambda raw, found, head_dim, part: found.clear() or head_dim)
+
+
+def exchange_gates(patch: pytest.MonkeyPatch) -> None:
+    own = tensors._one_of_two
+    patch.setattr(tensors, "_one_of_two", lambda index, *given: own(1 - index, *given))
+
+
+def exchange_heads(patch: pytest.MonkeyPatch) -> None:
+    own = recurrent.RecurrentLayer._rates
+
+    def rates(layer: recurrent.RecurrentLayer, normed: Any) -> tuple[Array, Array]:
+        decay, rate = own(layer, normed)
+        return decay[:, ::-1], rate
+
+    patch.setattr(recurrent.RecurrentLayer, "_rates", rates)
+
+
+FAULTS: dict[str, Plant] = {
+    "the gate before the norm": lambda patch: patch.setattr(recurrent.RecurrentLayer, "_gated", gate_first),
+    "norms without the one": lambda patch: patch.setattr(DirectoryCheckpoint, "norms_have_one", True),
+    "a one for the norm of outputs": lambda patch: patch.setattr(weights, "NORMS", (*weights.NORMS, "state_norm")),
+    "all of a head rotated": rotate_all,
+    "pairs as they are stored": lambda patch: patch.setattr(
+        tensors, "_halves_of_rotated", lambda rotated, head_dim: np.arange(head_dim)
+    ),
+    "gates for queries": exchange_gates,
+    "decays of other heads": exchange_heads,
+}
+PER_COMMIT = ("the gate before the norm", "all of a head rotated")
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(each, marks=() if each in PER_COMMIT else pytest.mark.full) for each in FAULTS]
+)
+def test_what_makes_a_qwen3_5_is_noticed_when_it_is_forgotten(
+    fault: str, checkpoint_factory: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoint_factory("qwen3_5")
+    theirs = expected(path)
+    FAULTS[fault](monkeypatch)
+    assert np.abs(logprobs(load(path)) - theirs).max() > 100 * CLOSE

@@ -192,7 +192,7 @@ def parse_model_config(
     is_bare = architecture in BARE
     family = BARE[architecture] if is_bare else FAMILIES[architecture]
     check_settings(raw, own=family.settings, config_class=family.config_class, ignore_unknown=ignore_unknown)
-    supported = _SUPPORTED | _GATES[family.gate] | family.only
+    supported = _SUPPORTED | _GATES[family.gate] | dict(family.only)
     if family.rotated is not None:
         del supported["partial_rotary_factor"]
     for name, allowed in supported.items():

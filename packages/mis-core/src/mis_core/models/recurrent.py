@@ -64,13 +64,19 @@ class RecurrentLayer(Block):
             decay, rate = self._rates(normed)
             inputs, gate = jnp.split(qkvz, [len(self.convolution[...])], axis=1)
             output, cache = recur(inputs, decay, rate, self.convolution[...], cache, number)
-            with jax.named_scope("state_norm"):
-                output = self.backend.rms_norm(output, self.state_norm[...], self.config.norm_epsilon)
-                gated = output * jax.nn.silu(gate.astype(jnp.float32)).reshape(output.shape)
-                gated = materialised(gated.astype(x.dtype).reshape(len(x), -1))
+            gated = self._gated(output, gate)
             with jax.named_scope("out"):
                 x = self.added(x, gated, "out")
         return *self.mlp(x), cache
+
+    def _gated(
+        self, output: Float32[Array, "tokens value_heads value_dim"], gate: Float[Array, "tokens values"]
+    ) -> Float[Array, "tokens values"]:
+        """Normalise each head's output, and let a gate through; rounded once."""
+        with jax.named_scope("state_norm"):
+            normed = self.backend.rms_norm(output, self.state_norm[...], self.config.norm_epsilon)
+            gated = normed.reshape(gate.shape) * jax.nn.silu(gate.astype(jnp.float32))
+            return materialised(gated.astype(gate.dtype))
 
     def _rates(self, normed: Normed) -> tuple[Float32[Array, "tokens heads"], Float32[Array, "tokens heads"]]:
         """Return the logarithm of what is left of each head's state after a token, and how fast it learns the token."""
