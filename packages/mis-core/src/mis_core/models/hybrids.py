@@ -35,17 +35,15 @@ def recurrent_layers(raw: Mapping[str, Any], layers: int, interval: int | None) 
         return [None] * layers
     shape = RecurrentShape(*(positive_integer(raw, name, default) for name, default in _SIZES.items()))
     if shape.value_heads % shape.key_heads:
-        raise ModelError(
-            f"linear_num_value_heads ({shape.value_heads}) is not a multiple of linear_num_key_heads "
-            f"({shape.key_heads})."
-        )
+        given = f"({str(shape.value_heads)[:40]}) is not a multiple of linear_num_key_heads ({shape.key_heads})"
+        raise ModelError(f"linear_num_value_heads {given}.")
     if shape.taps < 2:
         raise ModelError("linear_conv_kernel_dim must be at least 2.")
     recurrent, by = listed_layers(raw.get("layer_types"), layers, "linear_attention"), "layer_types"
     if recurrent is None:
         interval = positive_integer(raw, "full_attention_interval", interval)
         recurrent = [layer % interval != 0 for layer in range(1, layers + 1)]
-        by = f"full_attention_interval = {interval}"
+        by = f"full_attention_interval = {str(interval)[:40]}"
     block = recurrent.index(False) + 1 if False in recurrent else 0
     if not block or layers % block or recurrent != [index % block != block - 1 for index in range(layers)]:
         raise ModelError(

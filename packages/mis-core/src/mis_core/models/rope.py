@@ -186,9 +186,7 @@ def _rotated_elements(raw: dict[str, Any], found: dict[str, Any], head_dim: int,
     part = positive_number({name: found.pop(name, above)}, name)
     elements = int(head_dim * part)
     if part > 1 or elements % 2 or not elements:
-        raise ModelError(
-            f"partial_rotary_factor must leave an even number of a head's {head_dim} elements, not {part}."
-        )
+        raise ModelError(f"{name} must leave an even number of the {head_dim} elements of a head, not {part}.")
     return elements
 
 
