@@ -17,99 +17,16 @@ others are evicted, least recently used first and children before parents, when 
 import hashlib
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass, field
-from typing import Self
+from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import Int32
 
 from mis_core.cache.free_pages import GROUP, FreePages, groups_within
+from mis_core.cache.nodes import CacheStatistics, Node, PrefixLock
 
 _DIGEST_BYTES = 16
 _EARLY = 8 * GROUP  # pages that may be evicted at once though others are free; with half of them groups stay broken
-
-
-@dataclass(frozen=True, slots=True)
-class CacheStatistics:
-    """Counts since the cache was made, and its state now.
-
-    Attributes:
-        cache_hit_tokens: Query tokens found in the cache.
-        cache_missed_tokens: Query tokens that had to be computed.
-        evicted_pages: Pages whose prefix was forgotten because another needed room.
-        free_pages: Pages that hold nothing.
-        cached_pages: Pages in the tree, locked or not.
-        held_pages: Pages in the tree that requests lock.
-        pages: All pages.
-    """
-
-    cache_hit_tokens: int
-    cache_missed_tokens: int
-    evicted_pages: int
-    free_pages: int
-    cached_pages: int
-    held_pages: int
-    pages: int
-
-    @classmethod
-    def total(cls, caches: Iterable[Self]) -> Self:
-        """Return the sums of several caches."""
-        fields: Iterable[tuple[int, ...]] = zip(*map(astuple, caches), strict=True)
-        return cls(*(sum(field) for field in fields))
-
-
-@dataclass(slots=True, eq=False)
-class _Node:
-    """One page of the tree; `locks` counts those that keep it there."""
-
-    digest: bytes
-    parent: "_Node | None"
-    tokens: bytes
-    page: int
-    locks: int
-
-
-@dataclass(slots=True, eq=False)
-class PrefixLock:
-    """One request's lock on the pages of its query, from the first page to as far as it is computed.
-
-    `PrefixCache` makes and changes it.
-
-    Attributes:
-        tokens: The whole query, `[tokens]`.
-        root: Where its path begins in the tree.
-        num_pages: Pages of the whole query.
-        done: Tokens whose pages are computed or planned.
-        cached: Those of them that were found instead of computed.
-        is_kept: Whether others find its pages, also when it is released; otherwise they are free then.
-        path: Their nodes.
-    """
-
-    tokens: Int32[np.ndarray, " tokens"]
-    root: bytes
-    num_pages: int
-    is_kept: bool
-    done: int = 0
-    cached: int = 0
-    path: list[_Node] = field(default_factory=list)
-
-    @property
-    def pages(self) -> Int32[np.ndarray, " pages"]:
-        """Pages of the first `done` tokens, in order."""
-        return np.array([node.page for node in self.path], np.int32)
-
-    @property
-    def missing_pages(self) -> int:
-        """Pages that computing the rest will take, if nobody else computes any of it."""
-        return self.num_pages - len(self.path)
-
-    def append(self, node: _Node) -> int:
-        """Go one page on; return its tokens."""
-        self.path.append(node)
-        tokens = len(node.tokens) // self.tokens.itemsize
-        self.done += tokens
-        return tokens
 
 
 class PrefixCache:
@@ -127,10 +44,10 @@ class PrefixCache:
         self.enabled = enabled
         self._num_pages = pages
         self._free = FreePages(pages)
-        self._nodes: dict[bytes, _Node] = {}
+        self._nodes: dict[bytes, Node] = {}
         # Nodes nobody locks, least recently used first. A release appends a path's last node first, so a
         # child always lies before its parent.
-        self._idle: OrderedDict[bytes, _Node] = OrderedDict()
+        self._idle: OrderedDict[bytes, Node] = OrderedDict()
         self._key = secrets.token_bytes(32)
         self._hit_tokens = self._missed_tokens = self._evicted_pages = 0
 
@@ -215,7 +132,7 @@ class PrefixCache:
         for page in self.allocate(-(-count // self.page_size), first=len(lock.path)):
             digest, tokens = self._next(lock)
             assert digest not in self._nodes, "computed though cached: match first"
-            node = self._nodes[digest] = _Node(digest, lock.path[-1] if lock.path else None, tokens, int(page), locks=1)
+            node = self._nodes[digest] = Node(digest, lock.path[-1] if lock.path else None, tokens, int(page), locks=1)
             lock.append(node)
 
     def keep(
@@ -239,7 +156,7 @@ class PrefixCache:
                 self._free.add(page)
                 continue
             digest, content = self._next(lock)
-            node = self._nodes[digest] = _Node(digest, lock.path[-1] if lock.path else None, content, page, locks=1)
+            node = self._nodes[digest] = Node(digest, lock.path[-1] if lock.path else None, content, page, locks=1)
             lock.append(node)
         self.release(lock, count=False)
 
@@ -286,7 +203,7 @@ class PrefixCache:
         text = b"" if salt is None else b"salt" + salt.encode()
         return self._hash(b"", text)
 
-    def _cached(self, lock: PrefixLock) -> Iterator[_Node]:
+    def _cached(self, lock: PrefixLock) -> Iterator[Node]:
         """Yield the nodes behind the path of a lock that are in the tree."""
         parent = lock.path[-1].digest if lock.path else lock.root
         for begin in range(lock.done, len(lock.tokens), self.page_size):
@@ -309,6 +226,6 @@ class PrefixCache:
     def _forget_oldest(self) -> None:
         self._forget(self._idle.popitem(last=False)[1])
 
-    def _forget(self, node: _Node) -> None:
+    def _forget(self, node: Node) -> None:
         del self._nodes[node.digest]
         self._free.add(node.page)

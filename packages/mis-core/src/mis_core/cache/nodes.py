@@ -1,0 +1,90 @@
+"""What the prefix cache is made of: nodes, what a request locks of them, and what it counts."""
+
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass, field
+from typing import Self
+
+import numpy as np
+from jaxtyping import Int32
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStatistics:
+    """Counts since the cache was made, and its state now.
+
+    Attributes:
+        cache_hit_tokens: Query tokens found in the cache.
+        cache_missed_tokens: Query tokens that had to be computed.
+        evicted_pages: Pages whose prefix was forgotten because another needed room.
+        free_pages: Pages that hold nothing.
+        cached_pages: Pages in the tree, locked or not.
+        held_pages: Pages in the tree that requests lock.
+        pages: All pages.
+    """
+
+    cache_hit_tokens: int
+    cache_missed_tokens: int
+    evicted_pages: int
+    free_pages: int
+    cached_pages: int
+    held_pages: int
+    pages: int
+
+    @classmethod
+    def total(cls, caches: Iterable[Self]) -> Self:
+        """Return the sums of several caches."""
+        fields: Iterable[tuple[int, ...]] = zip(*map(astuple, caches), strict=True)
+        return cls(*(sum(field) for field in fields))
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One page of the tree; `locks` counts those that keep it there."""
+
+    digest: bytes
+    parent: "Node | None"
+    tokens: bytes
+    page: int
+    locks: int
+
+
+@dataclass(slots=True, eq=False)
+class PrefixLock:
+    """One request's lock on the pages of its query, from the first page to as far as it is computed.
+
+    `PrefixCache` makes and changes it.
+
+    Attributes:
+        tokens: The whole query, `[tokens]`.
+        root: Where its path begins in the tree.
+        num_pages: Pages of the whole query.
+        done: Tokens whose pages are computed or planned.
+        cached: Those of them that were found instead of computed.
+        is_kept: Whether others find its pages, also when it is released; otherwise they are free then.
+        path: Their nodes.
+    """
+
+    tokens: Int32[np.ndarray, " tokens"]
+    root: bytes
+    num_pages: int
+    is_kept: bool
+    done: int = 0
+    cached: int = 0
+    path: list[Node] = field(default_factory=list)
+
+    @property
+    def pages(self) -> Int32[np.ndarray, " pages"]:
+        """Pages of the first `done` tokens, in order."""
+        return np.array([node.page for node in self.path], np.int32)
+
+    @property
+    def missing_pages(self) -> int:
+        """Pages that computing the rest will take, if nobody else computes any of it."""
+        return self.num_pages - len(self.path)
+
+    def append(self, node: Node) -> int:
+        """Go one page on; return its tokens."""
+        self.path.append(node)
+        tokens = len(node.tokens) // self.tokens.itemsize
+        self.done += tokens
+        return tokens
