@@ -11,6 +11,7 @@ import pytest
 
 from mis_core import Engine
 from mis_core.errors import ConfigError, EngineUnavailable
+from mis_core.runner.step import Cache
 from mis_core.tasks.score.task import parse_score_request
 from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
@@ -150,8 +151,8 @@ def test_a_new_cache_replaces_the_old_one_and_is_never_beside_it(warm: Engine, m
     old, allocate = runner._cache, runner._empty_cache
     freed: list[bool] = []
 
-    def allocated() -> tuple[jax.Array, jax.Array]:
-        freed.extend(array.is_deleted() for array in old)
+    def allocated() -> Cache:
+        freed.extend(array.is_deleted() for array in jax.tree.leaves(old))
         return allocate()
 
     def fails(plan: object) -> None:

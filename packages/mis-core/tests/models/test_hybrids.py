@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from mis_core import Engine
 from mis_core.errors import ConfigError, ModelError
 from mis_core.models.config import ModelConfig, read_model_config
 from mis_core.models.families import FAMILIES
@@ -16,8 +15,6 @@ from mis_core.models.parallel import spread_heads
 from mis_core.models.settings import HARMLESS, READ, UNDERSTOOD
 from mis_core.runner.memory import step_bytes_per_token
 from mis_kernels.recurrence import RecurrentShape
-from mis_testing import tiny_checkpoint
-from mis_testing.options import SMALL_ENGINE
 
 LINEAR, FULL = "linear_attention", "full_attention"
 BASE: dict[str, Any] = {
@@ -180,8 +177,3 @@ def test_recurrent_layers_are_on_one_device(tmp_path: Path) -> None:
     assert spread_heads(config, 1) == config
     with pytest.raises(ConfigError, match="tp_size 2: recurrent layers are on one device only"):
         spread_heads(config, 2)
-
-
-def test_they_are_not_served_yet(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="recurrent layers are not served yet"):
-        Engine.from_pretrained(tiny_checkpoint(tmp_path / "model", "qwen3_5"), progress=False, **SMALL_ENGINE)

@@ -30,6 +30,8 @@ MODELS = [
         for family in ("ministral", "gemma2", "gemma3")
         for dtype in ("bfloat16", "float32")
     ),
+    pytest.param(("qwen3_5", {}, "bfloat16", SMALL), marks=pytest.mark.full, id="qwen3_5-bfloat16"),
+    pytest.param(("qwen3_5", {}, "float32", LARGE), marks=pytest.mark.full, id="qwen3_5-float32-large steps"),
 ]
 
 
@@ -39,9 +41,10 @@ def engines(request, tmp_path_factory) -> Iterator[list[Engine]]:
     family, sizes, dtype, (more, fewer) = request.param
     path = tiny_checkpoint(tmp_path_factory.mktemp("isolation") / family, family=family, **sizes)
     options = {"dtype": dtype, "context_length": 2048, "skip_warmup": True, "progress": False}
+    least = (2 if family == "qwen3_5" else 1) * 2048 + 64  # with recurrent layers an item may need its query again
     engines = [
         Engine.from_pretrained(path, chunked_prefill_size=more, **options),
-        Engine.from_pretrained(path, chunked_prefill_size=fewer, max_total_tokens=2048 + 64, **options),
+        Engine.from_pretrained(path, chunked_prefill_size=fewer, max_total_tokens=least, **options),
     ]
     yield engines
     for engine in engines:

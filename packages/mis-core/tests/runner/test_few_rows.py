@@ -37,9 +37,10 @@ def runner(path: Path, quantization: str) -> Runner:
     decoder = load_decoder(path, read_model_config(path), jnp.dtype("bfloat16"), mesh, False, quantization)
     made = Runner(decoder, mesh, SHAPE, PAGES)
     random = np.random.default_rng(0)
-    shape, dtype = made._cache[0].shape, made._cache[0].dtype
-    caches = [jnp.asarray(random.standard_normal(shape), jnp.bfloat16) for _ in range(2)]
-    made._cache = tuple(jax.lax.bitcast_convert_type(cache, dtype) for cache in caches)
+    keys, _ = made._cache.key_values
+    caches = [jnp.asarray(random.standard_normal(keys.shape), jnp.bfloat16) for _ in range(2)]
+    keys, values = (jax.lax.bitcast_convert_type(cache, keys.dtype) for cache in caches)
+    made._cache = made._cache._replace(key_values=(keys, values))
     made._slots.last = jnp.asarray(random.integers(0, 300, SLOTS), jnp.int32)
     return made
 

@@ -40,9 +40,11 @@ def request_of(query: np.ndarray, items: list[np.ndarray], **fields: object) -> 
 class Driver:
     """A scheduler and its device, with up to two steps under way, as the engine has them."""
 
-    def __init__(self, shape: StepShape = SHAPE, pages: int = PAGES, window: int | None = None, **options) -> None:
-        self.scheduler = Scheduler(shape, pages, Layout(), **options)
-        self.machine = TokenMachine(pages, shape.shards, window)
+    def __init__(
+        self, shape: StepShape = SHAPE, pages: int = PAGES, window: int | None = None, states: int = 0, **options
+    ) -> None:
+        self.scheduler = Scheduler(shape, pages, Layout(), states=states, **options)
+        self.machine = TokenMachine(pages, shape.shards, window, states)
         self.answers: dict[int, EngineOutput] = {}
         self.tokens: dict[int, list[NewToken]] = {}
         self.plans: list[StepPlan] = []
@@ -202,16 +204,18 @@ def assert_contexts_are_apart(shard: ShardPlan, alignment: int) -> None:
     pages=st.sampled_from([26, 40, 200]),
     prefix_cache=st.booleans(),
     window=st.sampled_from([None, None, 1, 63, 64, 65, 130, 257, 700]),
+    states=st.sampled_from([0, 0, 8, 13, 100]),
 )
 def test_every_item_sees_its_query_and_itself_whatever_shares_the_device(
-    batches, shards, alignment, contexts, tiles, pages, prefix_cache, window
+    batches, shards, alignment, contexts, tiles, pages, prefix_cache, window, states
 ) -> None:
     """Any mix of requests and layouts, far too few pages included, with two steps under way; or what a window leaves.
 
-    Windows end at edges of pages and of steps, and beside them.
+    Windows end at edges of pages and of steps, and beside them. With recurrent layers, states are few or many.
     """
     shape = dataclasses.replace(SHAPE, shards=shards, alignment=alignment, contexts=contexts, tiles=tiles)
-    driver = Driver(shape, pages, window, prefix_cache=prefix_cache)
+    pages += 24 if states else 0  # an item may need all of its query again
+    driver = Driver(shape, pages, window, states, prefix_cache=prefix_cache)
     for batch in ([case.request() for case in cases] for cases in batches):
         for request, answer in zip(batch, driver.run(*batch), strict=True):
             assert_right(request, answer, window)
@@ -240,9 +244,11 @@ def test_a_window_that_is_off_by_one_is_noticed(off: int) -> None:
     batch=st.lists(cases, min_size=2, max_size=6),
     cancelled=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12)), max_size=4),
     shards=st.sampled_from([1, 2]),
+    states=st.sampled_from([0, 8, 20]),
 )
-def test_cancelling_anywhere_frees_everything_and_harms_nobody(batch, cancelled, shards) -> None:
-    driver, batch = Driver(dataclasses.replace(SHAPE, shards=shards), pages=40), [case.request() for case in batch]
+def test_cancelling_anywhere_frees_everything_and_harms_nobody(batch, cancelled, shards, states) -> None:
+    driver = Driver(dataclasses.replace(SHAPE, shards=shards), pages=50, states=states)
+    batch = [case.request() for case in batch]
     driver.submit(*batch)
     gone = set()
     for number in range(4000):

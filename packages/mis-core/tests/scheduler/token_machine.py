@@ -2,7 +2,8 @@
 
 The value read at a row is a number made of all tokens that the row sees, in order; so a wrong page, a page
 overwritten too early, a wrong position or a missing token changes it. With a window it is made of what
-`mis_kernels.Segments` of the step leave of these tokens in a layer that slides.
+`mis_kernels.Segments` of the step leave of these tokens in a layer that slides. A recurrent state is the tokens that it
+was made of; at every row that is read it must be those that the row sees.
 """
 
 import dataclasses
@@ -10,14 +11,17 @@ import hashlib
 
 import numpy as np
 
+from mis_core.ragged import ramp
 from mis_core.scheduler.decoding import written_pages
 from mis_core.scheduler.plan import KEPT, PAGE_SIZE, SLOTS, ShardPlan, StepPlan
 from mis_core.scheduler.reading import Reading, Values
+from mis_core.scheduler.recurrence import CARRIED, CHUNK, EMPTY, NO_SLOT, joined_chunks
 from mis_kernels import Segments, lay_out
 from mis_kernels.backends import ANY_HEADS, choose
 from mis_kernels.segments import NOWHERE
 
 UNWRITTEN = -7
+UNKNOWN = (UNWRITTEN,)  # what a slot has that nobody wrote
 
 
 def value_of(tokens: np.ndarray) -> float:
@@ -28,8 +32,9 @@ def value_of(tokens: np.ndarray) -> float:
 class TokenMachine:
     """Token ids where a model would have keys and values; every shard has pages of its own."""
 
-    def __init__(self, pages: int, shards: int = 1, window: int | None = None) -> None:
+    def __init__(self, pages: int, shards: int = 1, window: int | None = None, states: int = 0) -> None:
         self.window = window
+        self.states = [[UNKNOWN] * states for _ in range(shards)]
         self.memory = np.full((shards, pages, PAGE_SIZE), UNWRITTEN)
         self.last = np.full((shards, SLOTS), UNWRITTEN)
         self.computed_tokens = 0
@@ -42,7 +47,10 @@ class TokenMachine:
         else:
             self._write(plan)
         self.computed_tokens += plan.new_tokens
-        seen = [self._values(shard, self.memory[number]) for number, shard in enumerate(plan.shards)]
+        behind = [
+            _recur(shard, slots) if slots else None for shard, slots in zip(plan.shards, self.states, strict=True)
+        ]
+        seen = [self._values(shard, self.memory[n], behind[n]) for n, shard in enumerate(plan.shards)]
         values = [values_of(reading, seen[reading.shard]) for reading in plan.readings]
         for reading, read in zip(plan.readings, values, strict=True):
             if reading.draws is not None and reading.draws.slots is not None:
@@ -87,7 +95,7 @@ class TokenMachine:
                     self.memory[there, page] = UNWRITTEN
                     self.memory[there, page, : len(part)] = part
 
-    def _values(self, shard: ShardPlan, memory: np.ndarray) -> np.ndarray:
+    def _values(self, shard: ShardPlan, memory: np.ndarray, behind: dict[int, tuple[int, ...]] | None) -> np.ndarray:
         if not len(shard.scored_rows):
             return np.zeros(0)
         ends, segments = np.cumsum(shard.lens), self._segments(shard)
@@ -107,6 +115,7 @@ class TokenMachine:
             seen = np.concatenate([cached, new[segments.own_first[row] : row + 1]])
             whole = np.concatenate([context, own])
             assert self.window is not None or (seen == whole).all()
+            assert behind is None or behind[int(row)] == (*whole.tolist(),), "a state of other tokens"
             values.append(value_of(seen))
         return np.array(values)
 
@@ -118,6 +127,26 @@ class TokenMachine:
             paged=shard.paged, page_table=shard.page_table, page_size=PAGE_SIZE, tokens=tokens, window=self.window,
             page_writes=np.full(tokens, NOWHERE, np.int32), backend=choose(ANY_HEADS, "float32", "reference"),
         )  # fmt: skip
+
+
+def _recur(shard: ShardPlan, slots: list[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+    """Compute the chunks of a shard in their order; return the state behind each row."""
+    rows = np.repeat(shard.starts, shard.lens) + ramp(shard.lens)
+    token_at, ends = dict(zip(rows.tolist(), shard.token_ids.tolist(), strict=True)), {}
+    chunks, state = shard.chunks or joined_chunks([]), UNKNOWN
+    for row, count, read, write in zip(*(part.tolist() for part in chunks), strict=True):
+        assert 0 < count <= CHUNK
+        state = {EMPTY: (), CARRIED: state}.get(read) if read < 0 else slots[read]
+        assert state is not None
+        assert UNWRITTEN not in state, "a state that nobody wrote"
+        for index in range(row, row + count):
+            state = (*state, token_at[index])
+            assert index not in ends, "a row is in two chunks"
+            ends[index] = state
+        if write != NO_SLOT:
+            slots[write] = state
+    assert ends.keys() == token_at.keys(), "a row is in no chunk"
+    return ends
 
 
 def values_of(reading: Reading, seen: np.ndarray) -> Values:

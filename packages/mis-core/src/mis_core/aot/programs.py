@@ -19,8 +19,9 @@ from mis_core.runner.arrays import step_arrays
 from mis_core.runner.buckets import PAIRS
 from mis_core.runner.reads import make_reads
 from mis_core.runner.sampling import SAMPLED_ROWS, DrawArrays
-from mis_core.runner.step import CACHE, cache_shape, decode, make_step
+from mis_core.runner.step import BY_PAGE, BY_SLOT, Cache, cache_shape, decode, make_step
 from mis_core.scheduler.plan import PAGE_SIZE, SLOTS, StepPlan, StepShape
+from mis_kernels import RecurrentStates
 from mis_kernels.aot.chips import CHIPS
 from mis_kernels.aot.targets import Topology
 from mis_kernels.aot.targets import mesh as mesh_of
@@ -28,6 +29,7 @@ from mis_kernels.backends import Backend
 from mis_kernels.quantized import QuantizedWeight, block_of
 
 _MOST_PAGES = 2048
+_SLOTS = 32  # for states of recurrent layers
 _USED = 0.75  # of a device's memory, by weights and cache; temporaries need the rest
 
 
@@ -62,16 +64,23 @@ def compile_step(
     def on_mesh(shape: tuple[int, ...], dtype: jnp.dtype, spec: P) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
 
-    cache = on_mesh(cache_shape(spread, mesh.shape[DATA], pages, backend), backend.storage_dtype, CACHE)
-    step = make_step(graph, abstract, mesh, pages, backend)
+    by_page: Any = on_mesh(cache_shape(spread, mesh.shape[DATA], pages, backend), backend.storage_dtype, BY_PAGE)
+    states = None
+    if config.recurrence is not None:
+        slots = config.recurrent_layers * _SLOTS * mesh.shape[DATA]
+        empty = jax.eval_shape(partial(RecurrentStates.zeros, slots, config.recurrence))
+        states = jax.tree.map(lambda x: on_mesh(x.shape, x.dtype, BY_SLOT), empty)
+    cache = Cache((by_page, by_page), states)  # of shapes
+    step = make_step(graph, abstract, mesh, pages, backend, slots=_SLOTS)
     tokens, scored = (SLOTS, SLOTS) if plan.is_decoding else (shape.tokens, min(shape.scored, shape.tokens))
-    arrays = step_arrays(backend, shape, plan, tokens, scored, windows_of(config.layers))
+    is_recurrent = states is not None
+    arrays = step_arrays(backend, shape, plan, tokens, scored, windows_of(config.layers), is_recurrent=is_recurrent)
     arrays = jax.tree.map(lambda x: on_mesh(x.shape, x.dtype, P(DATA)), arrays)
     if plan.is_decoding:
         last = on_mesh((SLOTS * mesh.shape[DATA],), jnp.dtype("int32"), P(DATA))
         decoding = jax.jit(partial(decode, step), donate_argnums=1)
-        return decoding.lower(abstract, (cache, cache), arrays, last).compile()
-    return jax.jit(step, donate_argnums=1).lower(abstract, (cache, cache), arrays).compile()
+        return decoding.lower(abstract, cache, arrays, last).compile()
+    return jax.jit(step, donate_argnums=1).lower(abstract, cache, arrays).compile()
 
 
 def compile_head(

@@ -2,10 +2,15 @@
 
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, field
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Int32
+
+from mis_core.cache.states import State
+
+_MOST_STATES = 3
+"""States that a query reads and writes at once: where its chunk begins and ends, and before its last page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,21 @@ class Node:
     tokens: bytes
     page: int
     locks: int
+    state: State = field(default_factory=State)
+
+
+class Inserted(NamedTuple):
+    """What became of a chunk's pages and states.
+
+    Attributes:
+        known_pages: How many of its first pages were there already, and are not written again.
+        reads: Slot of the state that it starts from; None: it starts from nothing.
+        writes: Slots of states that it leaves: tokens of the chunk before each, and the slot.
+    """
+
+    known_pages: int = 0
+    reads: int | None = None
+    writes: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +82,7 @@ class PrefixLock:
         cached: Those of them that were found instead of computed.
         is_kept: Whether others find its pages, also when it is released; otherwise they are free then.
         path: Their nodes.
+        states: The states that its request reads, by the number of tokens before them.
     """
 
     tokens: Int32[np.ndarray, " tokens"]
@@ -71,6 +92,12 @@ class PrefixLock:
     done: int = 0
     cached: int = 0
     path: list[Node] = field(default_factory=list)
+    states: dict[int, State] = field(default_factory=dict)
+
+    @property
+    def missing_states(self) -> int:
+        """Slots that computing the rest will take at most."""
+        return _MOST_STATES - len(self.states) if self.done < len(self.tokens) else 0
 
     @property
     def pages(self) -> Int32[np.ndarray, " pages"]:

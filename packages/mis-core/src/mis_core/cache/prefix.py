@@ -12,6 +12,10 @@ never written.
 A node enters the tree when the step that computes it is planned: steps run in order, so whoever finds
 it there is planned into the same step or a later one. Nodes on the path of a locked prefix stay; all
 others are evicted, least recently used first and children before parents, when pages are needed.
+
+Where layers are recurrent, a node may have the state after its page, in a slot (decision 50). A query goes on from the
+deepest node that has one; pages behind it that are there are computed again, and not written. Each query has
+states before its last page and at its end, for its items, and one where its last chunk ended, for the next.
 """
 
 import hashlib
@@ -23,7 +27,8 @@ import numpy as np
 from jaxtyping import Int32
 
 from mis_core.cache.free_pages import GROUP, FreePages, groups_within
-from mis_core.cache.nodes import CacheStatistics, Node, PrefixLock
+from mis_core.cache.nodes import CacheStatistics, Inserted, Node, PrefixLock
+from mis_core.cache.states import StateSlots
 
 _DIGEST_BYTES = 16
 _EARLY = 8 * GROUP  # pages that may be evicted at once though others are free; with half of them groups stay broken
@@ -32,15 +37,17 @@ _EARLY = 8 * GROUP  # pages that may be evicted at once though others are free; 
 class PrefixCache:
     """The tree of prefixes and the free pages."""
 
-    def __init__(self, pages: int, page_size: int, *, enabled: bool = True) -> None:
+    def __init__(self, pages: int, page_size: int, *, enabled: bool = True, states: int = 0) -> None:
         """Start empty.
 
         Args:
             pages: Pages of the KV cache.
             page_size: Tokens in a page.
             enabled: Whether prefixes are kept and found; otherwise pages are free as soon as nobody locks them.
+            states: Slots for recurrent states; 0: no layer is recurrent.
         """
         self.page_size = page_size
+        self.states = StateSlots(states) if states else None
         self.enabled = enabled
         self._num_pages = pages
         self._free = FreePages(pages)
@@ -109,31 +116,47 @@ class PrefixCache:
 
     def match(self, lock: PrefixLock) -> int:
         """Lock what is cached of the tokens after `lock.done`; return how many tokens that is."""
-        matched = 0
-        for node in self._cached(lock):
-            node.locks += 1
-            self._idle.pop(node.digest, None)
-            matched += lock.append(node)
+        matched = sum(self._lock_node(lock, node) for node in self._usable(lock))
         lock.cached += matched
+        if matched:
+            self._hold_states(lock)
         return matched
 
     def count_cached(self, lock: PrefixLock) -> int:
         """Return how many tokens `match` would lock now; lock none, and leave the order of eviction as it is."""
-        return sum(len(node.tokens) for node in self._cached(lock)) // lock.tokens.itemsize
+        return sum(len(node.tokens) for node in self._usable(lock)) // lock.tokens.itemsize
 
-    def insert(self, lock: PrefixLock, count: int) -> None:
+    def insert(self, lock: PrefixLock, count: int) -> Inserted:
         """Allocate pages for the next tokens of a locked prefix, which the step being planned computes.
 
         Args:
             lock: The prefix, with nothing more to match.
-            count: Tokens; whole pages, or all that is left. As many pages can be had.
+            count: Tokens; whole pages, or all that is left. As many pages can be had, and `lock.missing_states` slots.
         """
         assert count == len(lock.tokens) - lock.done or count % self.page_size == 0, "a chunk ends on a page boundary"
-        for page in self.allocate(-(-count // self.page_size), first=len(lock.path)):
+        begin, pages = lock.done, -(-count // self.page_size)
+        known = list(self._cached(lock))[:pages]
+        assert not known or self.states is not None, "computed though cached: match first"
+        for node in known:
+            self._lock_node(lock, node)
+        for page in self.allocate(pages - len(known), first=len(lock.path)):
             digest, tokens = self._next(lock)
-            assert digest not in self._nodes, "computed though cached: match first"
             node = self._nodes[digest] = Node(digest, lock.path[-1] if lock.path else None, tokens, int(page), locks=1)
             lock.append(node)
+        if self.states is None:
+            return Inserted()
+        read = lock.states.get(begin)
+        writes = []
+        for tokens in self._state_ends(lock, begin):
+            state = lock.path[self._pages_of(tokens) - 1].state
+            if state.slot is None:
+                state.slot = self.states.allocate()
+                state.readers += 1  # held at once, or the next would evict it
+                writes.append((tokens - begin, state))
+                lock.states[tokens] = state
+        self._hold_states(lock)
+        slots = tuple((tokens, state.slot) for tokens, state in writes if state.slot is not None)
+        return Inserted(len(known), None if read is None else read.slot, slots)
 
     def keep(
         self, tokens: Int32[np.ndarray, " tokens"], salt: str | None, pages: Int32[np.ndarray, " pages"], first: int
@@ -167,6 +190,7 @@ class PrefixCache:
             lock: The prefix.
             count: Whether what was found and computed enters the statistics.
         """
+        self._let_go(lock, {*lock.states}, is_last=True)
         if count and lock.path:
             self._hit_tokens += lock.cached
             self._missed_tokens += lock.done - lock.cached
@@ -185,12 +209,15 @@ class PrefixCache:
             self._forget(self._idle.popitem(last=False)[1])
         return count
 
-    def check(self, private: int = 0) -> None:
-        """Assert that every page is accounted for.
+    def check(self, private: int = 0, private_states: int = 0) -> None:
+        """Assert that every page, and every slot of a state, is accounted for.
 
         Args:
             private: Pages that callers allocated and have not freed.
+            private_states: Slots that they did.
         """
+        if self.states is not None:
+            self.states.check([node.state for node in self._nodes.values()], private_states)
         pages = [node.page for node in self._nodes.values()]
         assert len({*pages, *self._free}) == len(pages) + len(self._free), "a page is in two places"
         assert len(pages) + len(self._free) + private == self._num_pages, "a page leaked"
@@ -214,6 +241,49 @@ class PrefixCache:
             yield node
             parent = node.digest
 
+    def _usable(self, lock: PrefixLock) -> list[Node]:
+        """Return the nodes behind the path of a lock that a request can go on from: all, or up to a state."""
+        nodes = list(self._cached(lock))
+        if self.states is None:
+            return nodes
+        before_last = (len(lock.tokens) - 1) // self.page_size - len(lock.path)  # pages
+        for count in range(len(nodes), 0, -1):
+            # At the end of a query both of its states are wanted.
+            has_both = not 0 < before_last < count or nodes[before_last - 1].state.slot is not None
+            if nodes[count - 1].state.slot is not None and has_both:
+                return nodes[:count]
+        return []
+
+    def _lock_node(self, lock: PrefixLock, node: Node) -> int:
+        """Go one page on, which is in the tree; return its tokens."""
+        node.locks += 1
+        self._idle.pop(node.digest, None)
+        return lock.append(node)
+
+    def _pages_of(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
+
+    def _state_ends(self, lock: PrefixLock, begin: int) -> list[int]:
+        """Return the numbers of tokens after which a lock's request reads states, beyond `begin` and up to `done`."""
+        before_last = (len(lock.tokens) - 1) // self.page_size * self.page_size
+        return [tokens for tokens in sorted({before_last, lock.done}) if begin < tokens <= lock.done]
+
+    def _hold_states(self, lock: PrefixLock) -> None:
+        """Hold the states that a lock's request reads from now on, and let go of others."""
+        if self.states is None:
+            return
+        wanted = {*self._state_ends(lock, 0)}
+        for tokens in wanted - {*lock.states}:
+            state = lock.path[self._pages_of(tokens) - 1].state
+            self.states.hold(state)
+            lock.states[tokens] = state
+        self._let_go(lock, {*lock.states} - wanted, is_last=False)
+
+    def _let_go(self, lock: PrefixLock, ends: set[int], *, is_last: bool) -> None:
+        for tokens in ends:
+            if self.states is not None:
+                self.states.let_go(lock.states.pop(tokens), is_last=is_last)
+
     def _next(self, lock: PrefixLock) -> tuple[bytes, bytes]:
         """Return the digest and the tokens of the page after `lock.done`."""
         parent = lock.path[-1].digest if lock.path else lock.root
@@ -229,3 +299,5 @@ class PrefixCache:
     def _forget(self, node: Node) -> None:
         del self._nodes[node.digest]
         self._free.add(node.page)
+        if self.states is not None:
+            self.states.drop(node.state)

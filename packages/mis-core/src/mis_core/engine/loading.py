@@ -25,7 +25,7 @@ from mis_core.models.weights import load_decoder
 from mis_core.requests import Layout
 from mis_core.runner.buckets import step_shape, token_buckets
 from mis_core.runner.dense import DenseMemory
-from mis_core.runner.memory import cache_pages, longest_whole_item, token_budget
+from mis_core.runner.memory import cache_pages, longest_whole_item, state_slots, token_budget
 from mis_core.runner.runner import Runner
 from mis_core.scheduler.plan import PAGE_SIZE, StepShape
 from mis_core.scheduler.scheduler import Scheduler
@@ -81,8 +81,6 @@ def load(config: EngineConfig, progress: bool) -> LoadedModel:
         ignore_unknown=config.ignore_unknown_settings,
         with_decision_head=config.decision_prompt is None,
     )
-    if model.recurrence is not None:
-        raise ModelError(f"{directory.name}: recurrent layers are not served yet.")
     parts = checkpoint.parts(with_head=model.decision is not None)
     dtype, reason = fastest_dtype() if config.dtype == "auto" else (config.dtype, "as asked for")
     config = dataclasses.replace(config, dtype=dtype)
@@ -91,11 +89,12 @@ def load(config: EngineConfig, progress: bool) -> LoadedModel:
     logger.info("Loading %s as %s (%s), quantization %s.", directory.name, dtype, reason, config.quantization)
     decoder = load_decoder(checkpoint, model, jnp.dtype(dtype), mesh, progress, config.quantization)
     logger.info("Steps are computed by %s.", explain(decoder.backend.heads, dtype))
-    shape, pages, context_length = _step_shape(config, spread, mesh, decoder)
+    slots = state_slots(config, model)
+    shape, pages, context_length = _step_shape(config, spread, mesh, decoder, slots)
     dense_memory = DenseMemory(shape, decoder.backend)
     if config.mask_impl == "dense":
         dense_memory.check_longest()
-    runner = Runner(decoder, mesh, shape, pages)
+    runner = Runner(decoder, mesh, shape, pages, slots)
     limits = _limits(config, model, checkpoint, context_length, identified=calibrations is not None)
     if not config.skip_warmup:
         _warm_up(runner, config, progress)
@@ -129,10 +128,12 @@ def _check_fits(config: EngineConfig, model: ModelConfig) -> None:
         )
 
 
-def _step_shape(config: EngineConfig, spread: ModelConfig, mesh: Mesh, decoder: Decoder) -> tuple[StepShape, int, int]:
+def _step_shape(
+    config: EngineConfig, spread: ModelConfig, mesh: Mesh, decoder: Decoder, slots: int
+) -> tuple[StepShape, int, int]:
     """Return the room of a step, the pages of the cache on each device along `data`, and the context length."""
     budget = token_budget(config, spread, mesh)
-    pages, context_length = cache_pages(config, spread, mesh, budget)
+    pages, context_length = cache_pages(config, spread, mesh, budget, slots)
     context_pages = -(-context_length // PAGE_SIZE)
     shape = step_shape(
         decoder.backend,
@@ -157,6 +158,7 @@ def _limits(
         head_activation=model.head_activation,
         architecture=model.architecture,
         only_task=model.only_task,
+        generates=model.recurrence is None,
         signs=checkpoint.signs(),
         choice_order=config.choice_order,
         rerank_recipe=config.rerank_recipe,
@@ -167,7 +169,7 @@ def _limits(
 def _scheduler(config: EngineConfig, runner: Runner) -> Scheduler:
     layout = Layout(config.scoring_algorithm, config.mask_impl, config.multi_item_scoring_chunk_size)
     caches, most = not config.disable_radix_cache, config.max_running_requests
-    return Scheduler(runner.shape, runner.pages, layout, max_running=most, prefix_cache=caches)
+    return Scheduler(runner.shape, runner.pages, layout, max_running=most, prefix_cache=caches, states=runner.slots)
 
 
 def _tokenizer_reader(local: EngineConfig, limits: Limits) -> Callable[[], Tokenizer]:
@@ -200,6 +202,7 @@ def _summary(config: EngineConfig, runner: Runner, context_length: int) -> dict[
         "dp_size": config.dp_size,
         "context_length": context_length,
         "cache_tokens": runner.pages * PAGE_SIZE * config.dp_size,
+        **({"cache_states": runner.slots * config.dp_size} if runner.slots else {}),
         "step_tokens": tokens,
         "longest_item": runner.shape.longest_item,
         "buckets": " ".join(map(str, token_buckets(tokens))),

@@ -128,6 +128,11 @@ class ModelConfig:
         return next((rope.head_dim for rope in ropes), self.attention.head_dim)
 
     @property
+    def recurrent_layers(self) -> int:
+        """How many layers are recurrent."""
+        return sum(layer.recurrence is not None for layer in self.layers)
+
+    @property
     def head_rows(self) -> int:
         """Rows of the head."""
         return len(self.head_labels) or self.vocab_size

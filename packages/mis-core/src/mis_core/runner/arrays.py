@@ -8,11 +8,13 @@ import jax
 import numpy as np
 from jaxtyping import Int32
 
+import mis_kernels
 from mis_core.models.decoder import PADDING
 from mis_core.ragged import ramp
 from mis_core.scheduler.decoding import written_pages
 from mis_core.scheduler.plan import EXCHANGED, KEPT, PAGE_SIZE, SLOTS, ShardPlan, StepPlan, StepShape
-from mis_kernels import lay_out
+from mis_core.scheduler.recurrence import CARRIED, CHUNK, EMPTY, NO_SLOT, joined_chunks
+from mis_kernels import Chunks, lay_out
 from mis_kernels.backends import Backend, LaidOut, StepLimits, stacked
 from mis_kernels.segments import NO_WINDOW, NOWHERE, IntArray
 
@@ -30,6 +32,7 @@ class StepArrays(NamedTuple):
             `[devices, devices, runs]`.
         exchanges: How many times `EXCHANGED` rows are exchanged, `[devices]`; the same for all devices, 0 without a
             spread request.
+        chunks: What recurrent layers compute, stacked by device; None: no layer is recurrent.
     """
 
     token_ids: IntArray
@@ -38,6 +41,7 @@ class StepArrays(NamedTuple):
     segments: LaidOut
     exchanged_writes: IntArray
     exchanges: IntArray
+    chunks: Chunks | None = None
 
 
 def step_arrays(
@@ -47,6 +51,8 @@ def step_arrays(
     tokens: int,
     scored: int,
     windows: Sequence[int | None] = (),
+    *,
+    is_recurrent: bool = False,
 ) -> StepArrays:
     """Pad every shard of a plan to `tokens` rows and `scored` scored rows, and stack them.
 
@@ -57,6 +63,7 @@ def step_arrays(
         tokens: Size of the compiled step.
         scored: Its scored rows.
         windows: Those of the model's layers, see `windows_of`.
+        is_recurrent: Whether some of these layers are recurrent.
     """
     contexts, longest = (SLOTS, 1) if plan.is_decoding else (shape.contexts, shape.longest_item)
     most_tiles = None if plan.is_decoding or shape.tiles is None else shape.tiles.most
@@ -80,7 +87,18 @@ def step_arrays(
         segments,
         writes,
         np.full(len(devices), -(-plan.exchanged_rows // EXCHANGED), np.int32),
+        _chunks(plan, tokens) if is_recurrent else None,
     )
+
+
+def _chunks(plan: StepPlan, tokens: int) -> Chunks:
+    """Return the chunks of every shard; there are at most as many as tokens."""
+    shards = [shard.chunks or joined_chunks([]) for shard in plan.shards]
+    padded = [[np.pad(part, (0, tokens - len(part))) for part in shard] for shard in shards]
+    rows, lens, reads, writes = (np.stack(parts) for parts in zip(*padded, strict=True))
+    assert (CARRIED, EMPTY, CHUNK) == (mis_kernels.CARRIED, mis_kernels.EMPTY, mis_kernels.CHUNK)
+    writes = np.where(writes == NO_SLOT, NOWHERE, writes).astype(np.int32)
+    return Chunks(rows, lens, reads, writes, np.array([len(shard.rows) for shard in shards], np.int32))
 
 
 def _page_writes(plan: StepPlan, tokens: int) -> Int32[np.ndarray, "devices devices runs"]:

@@ -15,11 +15,17 @@ from mis_core.models.layers import kept_elements
 from mis_core.models.parallel import TENSOR, backend_for
 from mis_core.scheduler.algorithm import largest_safe_budget
 from mis_core.scheduler.plan import LONGEST_ITEM, PAGE_SIZE, longest_item
+from mis_kernels import RecurrentStates
 from mis_kernels.backends.reference.dense import DENSE_BYTES
 
 CPU_CACHE_TOKENS = 32_768
 CPU_BUDGET = 2048
 BUDGETS = [LONGEST_ITEM, 2048, 4096]
+
+CPU_SLOTS = 32
+LEAST_SLOTS = 8  # a request takes up to five at once
+MOST_SLOTS = 1024
+STATE_SHARE = 0.1  # of the memory that is left by weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,25 @@ def longest_whole_item(engine: EngineConfig) -> int:
     return longest_item(engine.chunked_prefill_size or usual)
 
 
-def cache_pages(engine: EngineConfig, config: ModelConfig, mesh: Mesh, budget: int) -> tuple[int, int]:
+def state_bytes(config: ModelConfig) -> int:
+    """Return the bytes of a slot: the states of all recurrent layers after one prefix."""
+    if config.recurrence is None:
+        return 0
+    slot = jax.eval_shape(lambda: RecurrentStates.zeros(1, config.recurrence))
+    return config.recurrent_layers * sum(math.prod(x.shape) * x.dtype.itemsize for x in slot)
+
+
+def state_slots(engine: EngineConfig, config: ModelConfig) -> int:
+    """Return how many slots for states each device has; weights must be loaded. 0: no layer is recurrent."""
+    if config.recurrence is None:
+        return 0
+    free = free_bytes(engine.mem_fraction_static)
+    if free is None:
+        return CPU_SLOTS
+    return min(max(int(STATE_SHARE * free / state_bytes(config)), LEAST_SLOTS), MOST_SLOTS)
+
+
+def cache_pages(engine: EngineConfig, config: ModelConfig, mesh: Mesh, budget: int, slots: int = 0) -> tuple[int, int]:
     """Size the KV cache; weights must be loaded.
 
     Args:
@@ -90,6 +114,7 @@ def cache_pages(engine: EngineConfig, config: ModelConfig, mesh: Mesh, budget: i
         config: The model's shape, as spread over the mesh.
         mesh: Devices.
         budget: Most new tokens of a step.
+        slots: Slots for states of recurrent layers, which are allocated beside it.
 
     Returns:
         Pages of the cache on each device along `DATA`, and the context length in tokens: the one asked for, or else
@@ -104,15 +129,18 @@ def cache_pages(engine: EngineConfig, config: ModelConfig, mesh: Mesh, budget: i
     if tokens is None:
         free = free_bytes(engine.mem_fraction_static)
         if free is None:
-            tokens = max(CPU_CACHE_TOKENS, (engine.context_length or 0) + 2 * PAGE_SIZE)
+            tokens = max(CPU_CACHE_TOKENS, (2 if slots else 1) * (engine.context_length or 0) + 2 * PAGE_SIZE)
         else:
             step = budget * step_bytes_per_token(config, item_bytes, mesh.shape[TENSOR])
             step += DENSE_BYTES if engine.mask_impl == "dense" else 0
+            step += slots * state_bytes(config)
             head_dim = backend_for(config, jnp.dtype(engine.dtype), mesh).cache_head_dim
             per_token = kept_elements(config.layers, head_dim) * item_bytes // mesh.shape[TENSOR]
             tokens = int((free - step) // per_token)
     pages = tokens // PAGE_SIZE
     room = (pages - 1) * PAGE_SIZE  # a long item's pages repeat up to one page of its query
+    if slots:
+        room //= 2  # or all of it, where it departs from its query before any state
     if room < (engine.context_length or PAGE_SIZE):
         raise ConfigError(
             f"the KV cache has room for {max(tokens, 0)} tokens, too few for a context of "

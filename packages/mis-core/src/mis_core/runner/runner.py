@@ -31,15 +31,16 @@ from mis_core.runner.read_plan import ReadPlan, Returned, Running
 from mis_core.runner.reads import make_reads
 from mis_core.runner.sampling import SAMPLED_ROWS
 from mis_core.runner.slots import Slots
-from mis_core.runner.step import CACHE, KeyValueCache, cache_shape, decode, make_step
+from mis_core.runner.step import BY_PAGE, BY_SLOT, Cache, cache_shape, decode, make_step
 from mis_core.scheduler.plan import PAGE_SIZE, SLOTS, StepPlan, StepShape
+from mis_kernels import RecurrentStates
 from mis_kernels.segments import MIN_TOKENS
 
 
 class Runner:
     """Executes steps of one model on a mesh of devices."""
 
-    def __init__(self, decoder: Decoder, mesh: Mesh, shape: StepShape, pages: int) -> None:
+    def __init__(self, decoder: Decoder, mesh: Mesh, shape: StepShape, pages: int, slots: int = 0) -> None:
         """Allocate the cache.
 
         Args:
@@ -47,15 +48,17 @@ class Runner:
             mesh: Devices with axes `DATA` and `TENSOR`.
             shape: Room of a step; the decoder's backend says the alignment.
             pages: Pages of the KV cache on each device along `DATA`, each of `PAGE_SIZE` tokens in every layer.
+            slots: Slots for states of recurrent layers on each device along `DATA`; 0: there are no such layers.
 
         Raises:
             ConfigError: a device does not have the memory.
         """
-        self.mesh, self.shape, self.pages = mesh, shape, pages
+        self.mesh, self.shape, self.pages, self.slots = mesh, shape, pages, slots
         graph, self._weights = nnx.split(decoder)
         config, self._backend = decoder.config, decoder.backend
         self._windows = windows_of(config.layers)
         self._cache_shape = cache_shape(config, mesh.shape[DATA], pages, self._backend)
+        self._states = config.recurrence, mesh.shape[DATA] * config.recurrent_layers * slots
         try:  # waiting for it, since a device that lacks the room would say so in the first step
             self._cache = jax.block_until_ready(self._empty_cache())
         except jax.errors.JaxRuntimeError as error:
@@ -67,7 +70,7 @@ class Runner:
         self._sizes = token_buckets(shape.tokens)
         self._decode_sizes = [*few_rows(config, mesh.shape[TENSOR], self._backend), SLOTS]
         steps = {
-            dense: make_step(graph, self._weights, mesh, pages, self._backend, dense_mask=dense)
+            dense: make_step(graph, self._weights, mesh, pages, self._backend, slots=slots, dense_mask=dense)
             for dense in (False, True)
         }
         options: dict[str, Any] = {"donate_argnums": 1, "in_shardings": (None, None, NamedSharding(mesh, P(DATA)))}
@@ -77,14 +80,18 @@ class Runner:
         self._reads = make_reads(graph, self._weights, mesh)
         self._slots = Slots(mesh, config.head_rows, self._reads, self._weights)
 
-    def _empty_cache(self) -> KeyValueCache:
-        sharding = NamedSharding(self.mesh, CACHE)
-        zeros = jax.jit(lambda: jnp.zeros(self._cache_shape, self._backend.storage_dtype), out_shardings=sharding)
-        return zeros(), zeros()
+    def _empty_cache(self) -> Cache:
+        by_page, by_slot = NamedSharding(self.mesh, BY_PAGE), NamedSharding(self.mesh, BY_SLOT)
+        zeros = jax.jit(lambda: jnp.zeros(self._cache_shape, self._backend.storage_dtype), out_shardings=by_page)
+        shape, slots = self._states
+        if shape is None:
+            return Cache((zeros(), zeros()), None)
+        states = jax.jit(partial(RecurrentStates.zeros, slots, shape), out_shardings=by_slot)()
+        return Cache((zeros(), zeros()), states)
 
     def reset(self) -> None:
         """Replace the cache by an empty one, after an error that may have lost it."""
-        for array in self._cache:  # a device has no room for two
+        for array in jax.tree.leaves(self._cache):  # a device has no room for two
             array.delete()
         self._cache = self._empty_cache()
         self._slots.reset()
@@ -117,7 +124,7 @@ class Runner:
                 jax.block_until_ready(self._reads.most_probable(self._weights, chosen[0]))
                 self._slots.warm_up(chosen[1])
             seconds[f"{size} tokens"] = round(time.perf_counter() - began, 3)
-        for size in self._decode_sizes:
+        for size in self._decode_sizes if not self.slots else []:  # with recurrent layers nothing is generated
             began = time.perf_counter()
             hidden = self._hidden(empty_decode_step(self.shape), size)
             jax.block_until_ready([self._reads.choose_rows(hidden, rows) for rows in (few, sampled)])
@@ -141,7 +148,10 @@ class Runner:
     def memory(self) -> dict[str, Resident]:
         """Return what stays on the devices: the weights by their path in the model, the cache, what slots hold."""
         weights = {"/".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(self._weights)}
-        arrays = {**weights, "cache/keys": self._cache[0], "cache/values": self._cache[1]}
+        keys, values = self._cache.key_values
+        arrays = {**weights, "cache/keys": keys, "cache/values": values}
+        if self._cache.states is not None:
+            arrays |= {f"states/{name}": array for name, array in self._cache.states._asdict().items()}
         slots = self._slots
         arrays |= {"slots/last": slots.last, "slots/counts": slots.counts, "slots/logits": slots.logits}
         leaves, _ = jax.tree.flatten_with_path(arrays)
@@ -170,7 +180,9 @@ class Runner:
     def _hidden(self, plan: StepPlan, size: int) -> Array:
         pages = plan.shards[0].page_table.shape[1]
         shape = dataclasses.replace(self.shape.room(plan.is_mixed), pages_per_context=pages)
-        arrays = step_arrays(self._backend, shape, plan, size, min(size, shape.scored), self._windows)
+        arrays = step_arrays(
+            self._backend, shape, plan, size, min(size, shape.scored), self._windows, is_recurrent=self.slots > 0
+        )
         if plan.is_decoding:
             hidden, self._cache = self._decode(self._weights, self._cache, arrays, self._slots.last)
             return hidden

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,19 +13,37 @@ from jax.sharding import PartitionSpec as P
 
 from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import PADDING, Decoder
-from mis_core.models.layers import windows_of
+from mis_core.models.layers import attention_layers, windows_of
 from mis_core.models.parallel import DATA, TENSOR, partition
 from mis_core.runner.arrays import StepArrays
 from mis_core.scheduler.plan import EXCHANGED, PAGE_SIZE
-from mis_kernels import segment_attention, write_pages
+from mis_kernels import RecurrentStates, gated_delta, segment_attention, write_pages
 from mis_kernels.backends import Backend, LaidOut
 from mis_kernels.weights import weight_of
 
-KeyValueCache = tuple[Array, Array]
-"""Keys and values, each `[kv_heads, devices * layers * pages, page_size, head_dim]`, cut as `CACHE` says."""
+KeyValues = tuple[Array, Array]
+"""Keys and values, each `[kv_heads, devices * layers * pages, page_size, head_dim]`, of layers with attention."""
 
-CACHE = P(TENSOR, DATA)
-"""How the cache is cut: by head along `TENSOR`; along `DATA` every device has pages of its own."""
+
+class Cache(NamedTuple):
+    """What stays on the devices between steps.
+
+    Attributes:
+        key_values: Keys and values.
+        states: States of recurrent layers, `[devices * layers * slots, ...]`; None: there are no such layers.
+    """
+
+    key_values: KeyValues
+    states: RecurrentStates | None
+
+
+BY_PAGE = P(TENSOR, DATA)
+"""How keys and values are cut: by head along `TENSOR`; along `DATA` every device has pages of its own."""
+
+BY_SLOT = P(DATA)
+"""How states are cut: every device has slots of its own."""
+
+_CACHE: Any = Cache((BY_PAGE, BY_PAGE), BY_SLOT)  # type: ignore[arg-type]
 
 
 def cache_shape(config: ModelConfig, devices: int, pages: int, backend: Backend) -> tuple[int, int, int, int]:
@@ -37,12 +55,11 @@ def cache_shape(config: ModelConfig, devices: int, pages: int, backend: Backend)
         pages: Pages of one layer on each.
         backend: Who computes.
     """
-    return config.attention.kv_heads, devices * len(config.layers) * pages, PAGE_SIZE, backend.cache_head_dim
+    layers = len(attention_layers(config.layers))
+    return config.attention.kv_heads, devices * layers * pages, PAGE_SIZE, backend.cache_head_dim
 
 
-def decode(
-    step: "Step", weights: Any, cache: KeyValueCache, arrays: StepArrays, last: Array
-) -> tuple[Array, KeyValueCache]:
+def decode(step: "Step", weights: Any, cache: Cache, arrays: StepArrays, last: Array) -> tuple[Array, Cache]:
     """Run a step whose token ids are slots; `last` are the last tokens of all, `[devices * slots]`."""
     slots = jnp.asarray(arrays.token_ids)
     drawn = jnp.take_along_axis(last.reshape(len(slots), -1), jnp.maximum(slots, 0), axis=1)
@@ -50,7 +67,7 @@ def decode(
     return step(weights, cache, arrays._replace(token_ids=token_ids))
 
 
-Step = Callable[[Any, KeyValueCache, StepArrays], tuple[Array, KeyValueCache]]
+Step = Callable[[Any, Cache, StepArrays], tuple[Array, Cache]]
 
 
 def weight_partitions(weights: Any) -> Any:
@@ -60,7 +77,9 @@ def weight_partitions(weights: Any) -> Any:
     return nnx.from_flat_state(specs)
 
 
-def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, backend: Backend, *, dense_mask: bool = False) -> Step:
+def make_step(
+    graph: Any, weights: Any, mesh: Mesh, pages: int, backend: Backend, *, slots: int = 0, dense_mask: bool = False
+) -> Step:
     """Return the step of a model, ready for `jax.jit` with the cache donated.
 
     Args:
@@ -69,6 +88,7 @@ def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, backend: Backend
         mesh: Devices with axes `DATA` and `TENSOR`.
         pages: Pages of one layer on a device.
         backend: Who computes it, the decoder's.
+        slots: Slots for states of one recurrent layer on a device.
         dense_mask: Attend with masks that are arrays, as a baseline.
 
     Returns:
@@ -77,21 +97,21 @@ def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, backend: Backend
     """
     devices, attends = mesh.shape[DATA], "dense" if dense_mask else backend
 
-    def step(weights: Any, cache: KeyValueCache, arrays: StepArrays) -> tuple[Array, KeyValueCache]:
+    def step(weights: Any, cache: Cache, arrays: StepArrays) -> tuple[Array, Cache]:
         decoder: Decoder = nnx.merge(graph, weights)
         logits = {"scale": decoder.config.attention_scale, "cap": decoder.config.attention_cap}
         here: StepArrays = jax.tree.map(lambda x: x[0], arrays)
-        layers = decoder.config.layers
+        layers = attention_layers(decoder.config.layers)
         windows = windows_of(layers)
 
-        def exchange(cache: KeyValueCache, new: KeyValueCache, segments: LaidOut, first_page: Array) -> KeyValueCache:
+        def exchange(cache: KeyValues, new: KeyValues, segments: LaidOut, first_page: Array) -> KeyValues:
             """Write what the other devices computed of spread requests."""
             rows = min(EXCHANGED, len(new[0]))
             runs = rows // PAGE_SIZE
             # TPUs would keep three dimensions in a layout that costs a copy.
             flat = [x.reshape(len(x), -1) for x in new]
 
-            def once(number: Array, cache: KeyValueCache) -> KeyValueCache:
+            def once(number: Array, cache: KeyValues) -> KeyValues:
                 there = lax.dynamic_slice_in_dim(here.exchanged_writes, number * runs, runs, axis=1)
                 writes = dataclasses.replace(segments, page_writes=there.reshape(-1) + first_page)
                 parts = [lax.dynamic_slice_in_dim(x, number * rows, rows) for x in flat]
@@ -101,27 +121,38 @@ def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, backend: Backend
 
             return lax.fori_loop(0, here.exchanges, once, cache)
 
-        def attend(q: Array, k: Array, v: Array, cache: KeyValueCache, layer: Array) -> tuple[Array, KeyValueCache]:
+        def attend(q: Array, k: Array, v: Array, cache: Cache, layer: Array) -> tuple[Array, Cache]:
             first_page = layer * pages
             segments = here.segments.shift_pages(first_page)
             if windows:
                 segments = segments.of_window(jnp.array([windows.index(each.window) for each in layers])[layer])
             with jax.named_scope("write_pages"):
                 k_pages, v_pages = (
-                    write_pages(old, new, segments, backend) for old, new in zip(cache, (k, v), strict=True)
+                    write_pages(old, new, segments, backend) for old, new in zip(cache.key_values, (k, v), strict=True)
                 )
                 if devices > 1 and len(k) >= PAGE_SIZE:  # smaller steps are decode steps, which exchange nothing
                     k_pages, v_pages = exchange((k_pages, v_pages), (k, v), segments, first_page)
             out = segment_attention(q, k, v, k_pages, v_pages, segments, **logits, backend=attends)
-            return out, (k_pages, v_pages)
+            return out, cache._replace(key_values=(k_pages, v_pages))
+
+        def recur(
+            inputs: Array, decay: Array, rate: Array, kernel: Array, cache: Cache, number: Array
+        ) -> tuple[Array, Cache]:
+            shape = decoder.config.recurrence
+            assert shape is not None
+            assert here.chunks is not None
+            assert cache.states is not None
+            chunks = here.chunks.shift(number * slots)
+            out, states = gated_delta(inputs, decay, rate, kernel, cache.states, chunks, shape=shape)
+            return out, cache._replace(states=states)
 
         token_ids, positions, rows = map(jnp.asarray, here[:3])
-        return decoder(token_ids, positions, rows, attend, cache)
+        return decoder(token_ids, positions, rows, attend, cache, recur)
 
     return jax.shard_map(
         step,
         mesh=mesh,
-        in_specs=(weight_partitions(weights), (CACHE, CACHE), P(DATA)),
-        out_specs=(P(DATA), (CACHE, CACHE)),
+        in_specs=(weight_partitions(weights), _CACHE, P(DATA)),
+        out_specs=(P(DATA), _CACHE),
         check_vma=False,  # loops carry values that start out the same everywhere
     )

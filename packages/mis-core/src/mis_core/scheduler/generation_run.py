@@ -132,6 +132,16 @@ class GenerationRun:
             return 0
         return self._query.lock.missing_pages(shard) + 1
 
+    def missing_states(self, shard: int) -> int:
+        """Return 0: models with recurrent layers do not generate."""
+        del shard
+        return 0
+
+    @property
+    def own_states(self) -> int:
+        """It has no states, for the same reason."""
+        return 0
+
     def own_pages(self, shard: int) -> int:
         """Return how many pages of a shard are allocated outside its prefix cache's tree."""
         return len(self._pages) if shard == self.home.shard else 0

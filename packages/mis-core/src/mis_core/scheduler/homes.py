@@ -12,10 +12,11 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int32
 
-from mis_core.cache import PrefixCache
+from mis_core.cache import Inserted, PrefixCache
 from mis_core.requests import Layout
 from mis_core.scheduler.plan import KEPT, PAGE_SIZE, SLOTS, StepShape, Writes
 from mis_core.scheduler.reading import Owner
+from mis_core.scheduler.recurrence import EMPTY, StateUse
 from mis_core.scheduler.spreading import ShardState, rank_homes
 
 
@@ -25,6 +26,9 @@ class NeedsPages(Protocol):
 
     def missing_pages(self, shard: int) -> int:
         """Return the most pages of a shard that it will still allocate."""
+
+    def missing_states(self, shard: int) -> int:
+        """Return the most slots for states of a shard that it will still allocate; 0 where no layer is recurrent."""
 
 
 @runtime_checkable
@@ -66,12 +70,14 @@ class Vacancy(NamedTuple):
         cached_pages: Pages of its prefix cache.
         evicted_pages: Pages that were evicted so far: as many may be cached as before, and others.
         free_slots: Slots that no sequence has.
+        state_headroom: Slots for states that nobody will need.
     """
 
     headroom: int
     cached_pages: int
     evicted_pages: int
     free_slots: int
+    state_headroom: int
 
 
 class Home:
@@ -103,7 +109,21 @@ class Home:
     def vacancy(self) -> Vacancy:
         """What is left."""
         cache = self.cache.statistics
-        return Vacancy(self.headroom, cache.cached_pages, cache.evicted_pages, len(self._free_slots))
+        return Vacancy(
+            self.headroom, cache.cached_pages, cache.evicted_pages, len(self._free_slots), self.state_headroom
+        )
+
+    @property
+    def state_headroom(self) -> int:
+        """Slots for states beyond what all requests here may still need; 0 where no layer is recurrent."""
+        if self.cache.states is None:
+            return 0
+        return self.cache.states.available - sum(each.missing_states(self.shard) for each in self.planning)
+
+    def has_room(self, each: NeedsPages) -> bool:
+        """Return whether a request that is not planned yet can begin."""
+        missing = each.missing_pages(self.shard), each.missing_states(self.shard)
+        return missing[0] <= self.headroom and missing[1] <= self.state_headroom
 
     @property
     def has_slot(self) -> bool:
@@ -156,6 +176,23 @@ class QueryLock:
         """Return the pages that computing the rest will take on a shard, if nobody else computes any of it."""
         return self._locks[shard].missing_pages if shard in self._locks else 0
 
+    def missing_states(self, shard: int) -> int:
+        """Return the slots for states that computing the rest will take on a shard at most."""
+        lock = self._locks.get(shard)
+        return 0 if lock is None or self.homes[0].cache.states is None else lock.missing_states
+
+    def states_after(self, tokens: Int32[np.ndarray, " segments"]) -> StateUse | None:
+        """Return the reading of states after so many tokens, each 0 or one after which it has a state."""
+        if self.homes[0].cache.states is None:
+            return None
+        states = self._locks[self.homes[0].shard].states
+        slots = np.full(len(tokens), EMPTY, np.int32)
+        for length in np.unique(tokens[tokens > 0]).tolist():
+            slot = states[length].slot
+            assert slot is not None, "a state that is read was evicted"
+            slots[tokens == length] = slot
+        return StateUse(slots)
+
     def match(self) -> bool:
         """Lock what others have computed; return whether nothing is left to compute."""
         before = self.done
@@ -165,23 +202,29 @@ class QueryLock:
             self.cached += self.done - before
         return self.done == len(self.tokens)
 
-    def insert(self, count: int) -> Writes:
-        """Allocate pages for the next tokens, which the step being planned computes; return where they go.
+    def insert(self, count: int) -> tuple[Writes, StateUse | None]:
+        """Allocate pages for the next tokens, which the step being planned computes.
 
         Args:
             count: Tokens; whole pages, or all that is left. Nothing more matches, and as many pages can be had.
+
+        Returns:
+            Where they go; and the states that they read and write, if any do.
         """
         begin, end = self.done, self.done + count
         writes: Writes = {}
+        use = None
         for home in self.homes:
             lock = self._locks[home.shard]
             done = lock.done
-            if done < end:
-                home.cache.insert(lock, end - done)
+            inserted = home.cache.insert(lock, end - done) if done < end else Inserted()
             pages = lock.pages[begin // PAGE_SIZE : -(-end // PAGE_SIZE)]
-            pages[: -(-(done - begin) // PAGE_SIZE)] = KEPT
+            pages[: -(-(done - begin) // PAGE_SIZE) + inserted.known_pages] = KEPT
             writes[home.shard] = pages
-        return writes
+            if home.cache.states is not None:  # then there is no other home
+                read = EMPTY if inserted.reads is None else inserted.reads
+                use = StateUse(np.array([read], np.int32), inserted.writes)
+        return writes, use
 
     def release(self, *, count: bool = True) -> None:
         """Lock nothing any more. Releasing twice is fine.
@@ -237,5 +280,6 @@ class Opening:
         for home, tokens in zip(self.homes, self.waiting_tokens, strict=True):
             cached = home.cache.count_cached(home.cache.lock(query, salt, anew=anew))
             states.append(ShardState(tokens, cached, home.cache.statistics.free_pages))
+        may_spread = may_spread and self.homes[0].cache.states is None  # a state is on one device
         ranked = rank_homes(len(query), more_tokens, states, is_alone=self.is_alone and may_spread)
         return [[self.homes[shard] for shard in shards] for shards in ranked]

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int32
 
+from mis_core.cache.states import StateSlots
 from mis_core.ragged import ramp, rows_at
 from mis_core.requests import ScoreRequest
 from mis_core.scheduler.answer import QUERY, Placements
 from mis_core.scheduler.homes import QueryLock
 from mis_core.scheduler.plan import EXCHANGED, PAGE_SIZE, Room, StepBuilder, Writes
 from mis_core.scheduler.reading import Owner
+from mis_core.scheduler.recurrence import StateUse
 
 
 class QueryPrefill:
@@ -61,7 +63,7 @@ class QueryPrefill:
         count = chunk.fitting(room, limit) if room else 0
         if not room or not count:
             return 0
-        writes = self.lock.insert(count)
+        writes, states = self.lock.insert(count)
         self.is_in_step = True
         lens, context_lens = np.array([count], np.int32), np.array([begin], np.int32)
         row = builder.add(
@@ -71,6 +73,7 @@ class QueryPrefill:
             lens=lens,
             context_lens=context_lens,
             writes=writes,
+            states=states,
         )
         self._placements.add(room, np.array([QUERY], np.int32), lens, context_lens)
         chunk.read(builder, room, self._owner, int(row[0]), count)
@@ -151,6 +154,7 @@ class ShortItems:
             token_ids=rows_at(self._request.item_tokens, self._request.item_starts[items], lens),
             lens=lens,
             context_lens=context_lens,
+            states=lock.states_after(context_lens),
         )
         self._placements.add(room, items, lens, context_lens)
         read_lens = self._reads[first:last]
@@ -172,12 +176,14 @@ class _PagedItem:
         num_shared: Pages shared with the query.
         pages: Its own pages, by shard.
         done: Tokens planned.
+        state_slot: Slot of its state between steps, if layers are recurrent and it goes on.
     """
 
     tokens: Int32[np.ndarray, " tokens"]
     num_shared: int
     pages: dict[int, Int32[np.ndarray, " pages"]]
     done: int = 0
+    state_slot: int | None = None
 
     def writes(self, count: int) -> Writes:
         """Return where the next tokens go."""
@@ -240,10 +246,29 @@ class PagedItems:
         own = int(self._pages[self._next]) if self._current else 0
         return int(self._pages[self._next :].max(initial=0)) - own
 
+    @property
+    def missing_states(self) -> int:
+        """Most slots for states that will still be allocated: for the item under way, and the next of the same step."""
+        if self.is_planned or self._slots is None:
+            return 0
+        return max(2 - self.own_states, 0)
+
     def own_pages(self, shard: int) -> int:
         """Return how many pages of a shard are allocated now."""
-        allocated = [*self._retired, *([self._current] if self._current else [])]
-        return sum(len(item.pages.get(shard, ())) for item in allocated)
+        return sum(len(item.pages.get(shard, ())) for item in self._allocated)
+
+    @property
+    def own_states(self) -> int:
+        """Slots for states that are allocated now."""
+        return sum(item.state_slot is not None for item in self._allocated)
+
+    @property
+    def _allocated(self) -> list[_PagedItem]:
+        return [*self._retired, *([self._current] if self._current else [])]
+
+    @property
+    def _slots(self) -> StateSlots | None:
+        return self._query.lock.homes[0].cache.states
 
     def add(self, builder: StepBuilder, limit: int) -> int:
         """Add the next chunk of an item to a step; return its tokens, at most `limit`."""
@@ -269,6 +294,7 @@ class PagedItems:
             lens=lens,
             context_lens=context_lens,
             writes=current.writes(count),
+            states=self._states(current, count),
         )
         self._placements.add(room, self._items[self._next : self._next + 1], lens, context_lens)
         chunk.read(builder, room, self._owner, int(row[0]), count)
@@ -283,6 +309,8 @@ class PagedItems:
         """Free the pages of items that are done; between steps only: the step that reads them must not write them."""
         for item, home in itertools.product(self._retired, self._query.lock.homes):
             home.cache.free(item.pages[home.shard])
+            if home.cache.states is not None and item.state_slot is not None:
+                home.cache.states.free(item.state_slot)
         self._retired = []
 
     def free(self) -> None:
@@ -300,6 +328,22 @@ class PagedItems:
         count = int(self._pages[self._next])
         pages = {home.shard: home.cache.allocate(count) for home in self._query.lock.homes}
         return _PagedItem(tokens, shared // PAGE_SIZE, pages)
+
+    def _states(self, item: _PagedItem, count: int) -> StateUse | None:
+        """Return the states that the next tokens of an item read and write."""
+        if self._slots is None:
+            return None
+        slot = item.state_slot
+        if not item.done:
+            use = self._query.lock.states_after(np.array([item.num_shared * PAGE_SIZE], np.int32))
+        else:
+            assert slot is not None, "an item goes on from no state"
+            use = StateUse(np.array([slot], np.int32))
+        if use is None or item.done + count == len(item.tokens):
+            return use
+        if slot is None:
+            slot = item.state_slot = self._slots.allocate()
+        return use._replace(writes=((count, slot),))
 
     def _retire(self, item: _PagedItem) -> None:
         self._retired.append(item)

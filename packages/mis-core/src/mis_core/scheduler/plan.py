@@ -14,8 +14,9 @@ from jaxtyping import Bool, Int32
 
 from mis_core.ragged import ramp
 from mis_core.scheduler.reading import Owner, Reading
+from mis_core.scheduler.recurrence import CHUNK, PlannedChunks, StateUse, chunks_of, joined_chunks
 
-PAGE_SIZE = 64
+PAGE_SIZE = CHUNK
 """Tokens of a page of the KV cache."""
 
 LONGEST_ITEM = 1024
@@ -120,6 +121,7 @@ class ShardPlan:
         paged: Whether the segment's K/V are written to the context's pages, `[segments]`.
         page_table: Pages of each context, in order, `[contexts, pages_per_context]`.
         scored_rows: Rows whose next-token distribution is read, `[scored]`.
+        chunks: What recurrent layers compute; None: no layer is recurrent, or nothing is computed.
     """
 
     token_ids: Int32[np.ndarray, " new_tokens"]
@@ -131,6 +133,7 @@ class ShardPlan:
     paged: Bool[np.ndarray, " segments"]
     page_table: Int32[np.ndarray, "contexts pages_per_context"]
     scored_rows: Int32[np.ndarray, " scored"]
+    chunks: PlannedChunks | None = None
 
     @property
     def rows(self) -> int:
@@ -201,6 +204,7 @@ class _Run:
     lens: np.ndarray
     context_lens: np.ndarray
     paged: bool
+    states: StateUse | None
 
 
 class _Shard:
@@ -283,7 +287,13 @@ class _Shard:
             paged=joined([np.full(len(run.lens), run.paged) for run in runs], bool),
             page_table=table,
             scored_rows=joined(self.scored_rows),
+            chunks=self._chunks(),
         )
+
+    def _chunks(self) -> PlannedChunks | None:
+        # In the order of planning: who reads a state was planned behind whoever writes it.
+        parts = [chunks_of(run.start, run.lens, run.states) for run in self.runs if run.states is not None]
+        return joined_chunks(parts) if parts else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +380,7 @@ class StepBuilder:
         lens: Int32[np.ndarray, " segments"],
         context_lens: Int32[np.ndarray, " segments"],
         writes: Writes | None = None,
+        states: StateUse | None = None,
     ) -> Int32[np.ndarray, " segments"]:
         """Put segments of one context into a room, which is used up by that; return the last row of each segment.
 
@@ -381,6 +392,7 @@ class StepBuilder:
             lens: New tokens of each segment.
             context_lens: Cached tokens before each segment.
             writes: Pages of each shard that the one segment of a paged room goes to.
+            states: What recurrent layers read and write for the segments, if there are such layers.
         """
         shard = self._shards[room.shard]
         row = shard.contexts.setdefault(room.context, len(shard.contexts))
@@ -388,7 +400,7 @@ class StepBuilder:
             shard.tables.append(pages)
         elif len(pages) > len(shard.tables[row]):
             shard.tables[row] = pages
-        shard.runs.append(_Run(room.start, row, token_ids, lens, context_lens, room.paged))
+        shard.runs.append(_Run(room.start, row, token_ids, lens, context_lens, room.paged, states))
         shard.occupy(room.context, room.start, room.start + len(token_ids), room.context_tokens)
         if writes is not None:
             self._writes.append(PageWrites(room.shard, room.start, writes))

@@ -29,6 +29,7 @@ from mis_core.scheduler.generation_run import Generation
 from mis_core.scheduler.homes import Home, Opening
 from mis_core.scheduler.plan import PAGE_SIZE, STEP_MULTIPLE, StepBuilder, StepPlan, StepShape
 from mis_core.scheduler.reading import Values
+from mis_core.scheduler.recurrence import begun_at_states
 from mis_core.scheduler.run import Run, Waiting
 from mis_core.scheduler.score_run import WaitingScore
 from mis_core.scheduler.turns import is_small, oldest_first, share
@@ -39,7 +40,14 @@ class Scheduler:
     """Plans steps for any number of requests. Use it from one thread at a time."""
 
     def __init__(
-        self, shape: StepShape, pages: int, layout: Layout, *, max_running: int = 256, prefix_cache: bool = True
+        self,
+        shape: StepShape,
+        pages: int,
+        layout: Layout,
+        *,
+        max_running: int = 256,
+        prefix_cache: bool = True,
+        states: int = 0,
     ) -> None:
         """Start idle.
 
@@ -49,12 +57,14 @@ class Scheduler:
             layout: How requests are laid out unless they say otherwise.
             max_running: Most requests that take turns.
             prefix_cache: Whether queries are kept for later requests.
+            states: Slots for recurrent states on each shard; 0: no layer is recurrent.
         """
         self._shape = shape
         self._layout = layout
         self._max_running = max_running
         self._pages = pages
         self._prefix_cache = prefix_cache
+        self._states = states
         self._waiting = WaitingLine()
         self._runs: dict[int, Run] = {}
         self._turns: deque[Run] = deque()  # those whose segments are not all planned
@@ -91,6 +101,8 @@ class Scheduler:
     def submit(self, id: int, request: ScoreRequest) -> None:
         """Append a request. `id` must not be in use."""
         arrived = time.perf_counter()
+        if self._states:
+            request = begun_at_states(request)
         self._waiting.append(WaitingScore(id, *without_duplicates(request), arrived))
 
     def generate(self, id: int, request: GenerateRequest) -> None:
@@ -138,11 +150,14 @@ class Scheduler:
     def check(self) -> None:
         """Assert that no page is lost."""
         for home in self._homes:
-            home.cache.check(private=sum(run.own_pages(home.shard) for run in self._runs.values()))
+            here = [run for run in self._runs.values() if home in run.homes]
+            home.cache.check(sum(run.own_pages(home.shard) for run in here), sum(run.own_states for run in here))
 
     def _empty_homes(self) -> list[Home]:
-        caches = (PrefixCache(self._pages, PAGE_SIZE, enabled=self._prefix_cache) for _ in range(self._shape.shards))
-        return [Home(shard, cache) for shard, cache in enumerate(caches)]
+        def empty() -> PrefixCache:
+            return PrefixCache(self._pages, PAGE_SIZE, enabled=self._prefix_cache, states=self._states)
+
+        return [Home(shard, empty()) for shard in range(self._shape.shards)]
 
     def _decode(self) -> StepPlan | None:
         """Plan a decode step, once every sequence in it has a page: the youngest give up theirs for older ones."""

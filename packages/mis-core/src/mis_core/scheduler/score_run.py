@@ -45,7 +45,7 @@ class WaitingScore(Waiting):
         anew, more_tokens = request.query_reads > 0, len(request.item_tokens)
         for homes in opening.rank(query, more_tokens, request.cache_salt, anew=anew, may_spread=True):
             run = self._begin_on(homes, query, opening)
-            if all(run.missing_pages(home.shard) <= home.headroom for home in homes):
+            if all(home.has_room(run) for home in homes):
                 logger.debug("request %d: %s, %s", self.id, run.choice.algorithm, run.choice.reason)
                 return run
             run.drop(count=False)
@@ -146,6 +146,17 @@ class ScoreRun:
     def missing_pages(self, shard: int) -> int:
         """Return the most pages of a shard that this request will still allocate."""
         return self._query.lock.missing_pages(shard) + self._paged.missing_pages if shard in self._query.shards else 0
+
+    def missing_states(self, shard: int) -> int:
+        """Return the most slots for states of a shard that this request will still allocate."""
+        if shard not in self._query.shards:
+            return 0
+        return self._query.lock.missing_states(shard) + self._paged.missing_states
+
+    @property
+    def own_states(self) -> int:
+        """Slots for states that are allocated outside its prefix cache's tree."""
+        return self._paged.own_states
 
     def own_pages(self, shard: int) -> int:
         """Return how many pages of a shard are allocated outside its prefix cache's tree."""

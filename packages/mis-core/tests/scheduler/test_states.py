@@ -1,0 +1,128 @@
+"""Where recurrent layers keep states: which queries go on from where, what is kept, and what is noticed."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_scheduler import SHAPE, Driver, assert_right, cases, request_of, tokens
+
+from mis_core.requests import ScoreRequest
+from mis_core.scheduler.recurrence import begun_at_states
+
+pytestmark = pytest.mark.quick
+
+STATES = 40
+
+
+def driver_with(states: int = STATES, **options: int) -> Driver:
+    return Driver(states=states, **options)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    batches=st.lists(st.lists(cases, min_size=1, max_size=6), min_size=1, max_size=4),
+    pages=st.sampled_from([50, 80, 300]),
+    states=st.sampled_from([8, 9, 16, 60]),
+)
+def test_every_row_follows_the_state_of_all_tokens_before(batches, pages, states) -> None:
+    driver = Driver(dataclasses.replace(SHAPE, contexts=64), pages, states=states)
+    for batch in ([case.request() for case in batch] for batch in batches):
+        for request, answer in zip(batch, driver.run(*batch), strict=True):
+            assert_right(request, answer)
+
+
+def test_a_repeated_query_is_not_computed() -> None:
+    driver, request = driver_with(), request_of(tokens(1, 500), [tokens(n, 20) for n in range(10)])
+    (first,) = driver.run(request)
+    computed = driver.machine.computed_tokens
+    (second,) = driver.run(request)
+    assert (first.cached_tokens, second.cached_tokens) == (0, 500)
+    assert driver.machine.computed_tokens - computed == 200
+
+
+def test_a_longer_query_goes_on_after_the_last_whole_page() -> None:
+    driver, query = driver_with(), tokens(1, 500)
+    driver.run(request_of(query[:200], [tokens(2, 5)]))
+    (answer,) = driver.run(request_of(query, [tokens(2, 5)]))
+    assert answer.cached_tokens == 192
+
+
+def test_a_query_that_branches_goes_on_from_a_state_and_writes_no_page_twice() -> None:
+    """The pages behind the deepest state are there; they are computed again, and not written."""
+    driver, query = driver_with(), tokens(1, 1500)
+    driver.run(request_of(query, [tokens(2, 5)]))  # states after 512, 1,024 (chunks), 1,472 and 1,500
+    other = np.concatenate([query[:900], tokens(3, 100)])
+    (answer,) = driver.run(request_of(other, [tokens(2, 5)]))
+    assert answer.cached_tokens == 512
+    pages = [writes.pages[0] for plan in driver.plans for writes in plan.writes]
+    written = np.concatenate(pages)
+    assert (written[written >= 0].size, (written < 0).sum()) == (24 + 2, 6)  # pages 512 to 896 are there
+
+
+def test_a_query_without_its_state_is_computed_again_and_right() -> None:
+    driver = driver_with(8)
+    request = request_of(tokens(1, 500), [tokens(2, 5)])
+    driver.run(request)
+    for seed in range(3, 9):
+        driver.run(request_of(tokens(seed, 200), [tokens(2, 5)]))
+    (answer,) = driver.run(request)
+    assert answer.cached_tokens == 0  # its pages are there, and its states are not
+    assert_right(request, answer)
+
+
+def test_two_requests_of_one_query_compute_it_once() -> None:
+    driver = driver_with()
+    answers = driver.run(*(request_of(tokens(1, 1400), [tokens(n, 20)]) for n in range(2)))
+    assert driver.machine.computed_tokens == 1400 + 40
+    assert sum(answer.cached_tokens for answer in answers) == 1400
+
+
+def test_no_slot_is_lost_over_many_requests() -> None:
+    driver = driver_with(10)
+    for seed in range(60):
+        long = tokens(seed % 7, 130 + 50 * (seed % 11))
+        driver.run(*(request_of(long[: len(long) - cut], [tokens(n, 300) for n in range(3)]) for cut in (0, 70)))
+    driver.scheduler.flush()
+    cache = driver.scheduler._homes[0].cache
+    assert cache.states is not None
+    assert cache.states.free_count == 10
+
+
+@pytest.mark.parametrize("query", [1, 63, 64, 65, 200])
+def test_where_an_item_begins_depends_on_its_query_and_itself(query: int) -> None:
+    """Its own tokens, and in front of them what the query has behind the state; whatever other items there are."""
+    cuts = np.minimum(np.arange(4), query)
+    request = request_of(tokens(1, query), [tokens(n, 10 + n) for n in range(4)])
+    request = dataclasses.replace(request, context_lens=(query - cuts).astype(np.int32))
+    whole = begun_at_states(request)
+    assert whole.context_lens[0] == query
+    assert {*whole.context_lens[1:].tolist()} <= {0, (query - 1) // 64 * 64}
+    for item in range(4):
+        alone = begun_at_states(_only(request, item))
+        assert alone.context_lens[0] == whole.context_lens[item]
+        assert alone.item_tokens.tolist() == whole.item_tokens[slice(*whole.item_starts[item : item + 2])].tolist()
+        assert _sequence(whole, item) == _sequence(request, item)
+
+
+def _only(request: ScoreRequest, item: int) -> ScoreRequest:
+    own = request.item_tokens[request.item_starts[item] : request.item_starts[item + 1]]
+    starts = np.array([0, len(own)], np.int32)
+    return dataclasses.replace(
+        request, item_tokens=own, item_starts=starts, context_lens=request.context_lens[item : item + 1]
+    )
+
+
+def _sequence(request: ScoreRequest, item: int) -> list[int]:
+    own = request.item_tokens[request.item_starts[item] : request.item_starts[item + 1]]
+    return [*request.query[: request.context_lens[item]].tolist(), *own.tolist()]
+
+
+def test_the_machine_notices_a_state_of_other_tokens() -> None:
+    driver = driver_with()
+    driver.run(request_of(tokens(1, 500), [tokens(2, 5)]))
+    slots = driver.machine.states[0]
+    slots[:] = [(*state[:-1], 7) for state in slots]
+    with pytest.raises(AssertionError, match="other tokens"):
+        driver.run(request_of(tokens(1, 500), [tokens(3, 5)]))
