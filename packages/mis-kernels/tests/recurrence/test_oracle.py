@@ -24,7 +24,7 @@ from recurrent_cases import (
 )
 
 TOKENS, SLOT, TARGET = 256, 2, 4
-LENGTHS = (1, 2, 3, 4, 20, 63, 64, 65, 128, 200)
+LENGTHS = (1, 2, 3, 4, 20, 32, 33, 63, 64, 65, 96, 97, 128, 200)
 GRID = [(length, rule, read) for length in LENGTHS for rule in ("recurrent", "chunk") for read in (EMPTY, SLOT)]
 
 
