@@ -59,9 +59,9 @@ def gated_delta(
         left = lax.cond(
             is_kept[number], lambda: RecurrentStates(forget_and_learn(start.memory, learnt), last), lambda: start
         )
-        # A loop of one iteration or none stands for a conditional: XLA copies arrays that pass through one of those.
+        # In place as long as the slots pass through nothing else: XLA copies them for a conditional that also reads.
         store = partial(_stored, left, writes[number])
-        states = lax.fori_loop(0, is_stored[number].astype(jnp.int32), lambda _, states: store(states), states)
+        states = lax.cond(is_stored[number], store, lambda states: states, states)
         return window(CHUNK).write(out, found), states, left
 
     nothing = jnp.zeros((len(inputs), shape.value_heads, shape.value_dim), jnp.float32)
