@@ -76,12 +76,11 @@ _Part = tuple[str, tuple[int, ...], str, Store]
 def _attention(config: ModelConfig, spread: HeadShape) -> Iterator[_Part]:
     embed, heads = config.embed, config.attention
     q, kv = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
-    order = _halves_of_rotated(config.rotated, heads.head_dim)
     is_gated = config.family.gates_attention
     for projection, width in (("q", q), ("k", kv), ("v", kv)):
         store = _queries(heads, spread) if projection == "q" else _keys_or_values(heads, spread, projection)
         if projection != "v" and config.rotated < heads.head_dim:
-            store = _reordered(order, store)
+            store = _reordered(config.rotated, heads.head_dim, store)
         if projection == "q" and is_gated:
             width, store = 2 * width, _one_of_two(0, heads.heads, store)
         yield f"self_attn.{projection}_proj.weight", (width, embed), "qkv", store
@@ -91,7 +90,8 @@ def _attention(config: ModelConfig, spread: HeadShape) -> Iterator[_Part]:
         gate = _one_of_two(1, heads.heads, _gates(heads, spread))
         yield "self_attn.q_proj.weight", (2 * q, embed), "attention_gate", gate
     if config.family.qk_norm:
-        store = _reordered(order, _copy) if config.rotated < heads.head_dim else _copy
+        is_partial = config.rotated < heads.head_dim
+        store = _reordered(config.rotated, heads.head_dim, _copy) if is_partial else _copy
         yield "self_attn.q_norm.weight", (heads.head_dim,), "q_norm", store
         yield "self_attn.k_norm.weight", (heads.head_dim,), "k_norm", store
     yield "self_attn.o_proj.weight", (embed, q), "out", _output(heads, spread)
@@ -207,12 +207,12 @@ def _one_of_two(index: int, heads: int, store: Store) -> Store:
     return store_part
 
 
-def _reordered(order: np.ndarray, store: Store) -> Store:
-    """Take the elements of every head in another order."""
+def _reordered(rotated: int, head_dim: int, store: Store) -> Store:
+    """Take the elements of every head in the order of `_halves_of_rotated`, of which nothing is made before sizes fit."""
 
     def store_reordered(target: np.ndarray, stored: np.ndarray) -> None:
-        heads = stored.reshape(-1, len(order), *stored.shape[1:])
-        store(target, heads[:, order].reshape(stored.shape))
+        heads = stored.reshape(-1, head_dim, *stored.shape[1:])
+        store(target, heads[:, _halves_of_rotated(rotated, head_dim)].reshape(stored.shape))
 
     return store_reordered
 
