@@ -43,7 +43,7 @@ def length_that_agrees(model: torch.nn.Module, prompt: list[int], choice: Genera
 
 
 MODELS: list[tuple[str, dict[str, Any]]] = [
-    *((family, {}) for family in FAMILIES if family != "qwen3_5"),  # which is not served yet
+    *((family, {}) for family in FAMILIES if family != "qwen3_5"),  # which writes no texts yet
     ("mistral", {"sliding_window": 64}),
 ]
 

@@ -84,10 +84,9 @@ def test_no_slot_is_lost_over_many_requests() -> None:
     for seed in range(60):
         long = tokens(seed % 7, 130 + 50 * (seed % 11))
         driver.run(*(request_of(long[: len(long) - cut], [tokens(n, 300) for n in range(3)]) for cut in (0, 70)))
+    assert driver.scheduler.cache.evicted_states > 100
     driver.scheduler.flush()
-    cache = driver.scheduler._homes[0].cache
-    assert cache.states is not None
-    assert cache.states.free_count == 10
+    assert (driver.scheduler.cache.free_states, driver.scheduler.cache.states) == (10, 10)
 
 
 @pytest.mark.parametrize("query", [1, 63, 64, 65, 200])

@@ -25,6 +25,9 @@ class CacheStatistics:
         cached_pages: Pages in the tree, locked or not.
         held_pages: Pages in the tree that requests lock.
         pages: All pages.
+        evicted_states: States that were forgotten because another needed the slot.
+        free_states: Slots for states that hold nothing.
+        states: All slots for states; 0: no layer is recurrent.
     """
 
     cache_hit_tokens: int
@@ -34,6 +37,9 @@ class CacheStatistics:
     cached_pages: int
     held_pages: int
     pages: int
+    evicted_states: int
+    free_states: int
+    states: int
 
     @classmethod
     def total(cls, caches: Iterable[Self]) -> Self:

@@ -75,6 +75,9 @@ class PrefixCache:
             cached_pages=cached,
             held_pages=cached - len(self._idle),
             pages=self._num_pages,
+            evicted_states=self.states.evicted if self.states else 0,
+            free_states=self.states.free_count if self.states else 0,
+            states=self.states.count if self.states else 0,
         )
 
     def allocate(self, count: int, first: int = 0) -> Int32[np.ndarray, " count"]:

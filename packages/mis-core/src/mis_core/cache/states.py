@@ -22,10 +22,16 @@ class State:
 
 
 class StateSlots:
-    """The slots of one device."""
+    """The slots of one device.
+
+    Attributes:
+        count: How many there are.
+        evicted: States that were evicted so far.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
+        self.evicted = 0
         self._free = list(range(count))[::-1]
         self._idle: OrderedDict[int, State] = OrderedDict()  # by slot; the least recently used first
 
@@ -45,6 +51,7 @@ class StateSlots:
         if not self._free:
             slot, state = self._idle.popitem(last=False)
             state.slot = None
+            self.evicted += 1
             return slot
         return self._free.pop()
 

@@ -208,7 +208,7 @@ def _one_of_two(index: int, heads: int, store: Store) -> Store:
 
 
 def _reordered(rotated: int, head_dim: int, store: Store) -> Store:
-    """Take the elements of every head in the order of `_halves_of_rotated`, of which nothing is made before sizes fit."""
+    """Take the elements of every head in the order of `_halves_of_rotated`, made once sizes are known to fit."""
 
     def store_reordered(target: np.ndarray, stored: np.ndarray) -> None:
         heads = stored.reshape(-1, head_dim, *stored.shape[1:])

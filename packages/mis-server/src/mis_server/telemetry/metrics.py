@@ -36,6 +36,9 @@ _ENGINE = (
     ("free_pages", "gauge", "mis_kv_cache_free_pages", "Pages that hold nothing."),
     ("held_pages", "gauge", "mis_kv_cache_held_pages", "Pages that requests use."),
     ("pages", "gauge", "mis_kv_cache_pages", "Pages in total."),
+    ("evicted_states", "counter", "mis_prefix_cache_evicted_states", "Recurrent states evicted to make room."),
+    ("free_states", "gauge", "mis_recurrent_states_free", "Slots for recurrent states that hold nothing."),
+    ("states", "gauge", "mis_recurrent_states", "Slots for recurrent states in total; 0 without recurrent layers."),
 )
 # From the front process.
 _FRONT = (
