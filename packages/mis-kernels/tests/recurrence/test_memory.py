@@ -19,7 +19,7 @@ def temporary_bytes(slots: int, donated: bool) -> int:
     return memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
 
 
-@pytest.mark.parametrize(("donated", "grows"), [(True, False), (False, True)])
+@pytest.mark.parametrize(("donated", "grows"), [(True, False), pytest.param(False, True, marks=pytest.mark.full)])
 def test_memory_grows_with_slots_only_if_they_are_not_donated(donated: bool, grows: bool) -> None:
     few, many = (temporary_bytes(slots, donated) for slots in (10, 1000))
     of_slots = sum(x.nbytes for x in RecurrentStates.zeros(990, SHAPE))
