@@ -63,12 +63,12 @@ def test_the_latest_are_kept_and_no_more(asked: list[tuple[str, int]]) -> None:
         assert known.ids(text, reader).tolist() == code_points(text)
         assert (len(reader.read) == reads) == (text in expected)
         expected = [*(other for other in expected if other != text), text]
-        while sum(map(len, expected)) > most:
+        while sum(len(other) + 64 for other in expected) > most:
             expected.pop(0)
 
 
 def test_threads_share_it() -> None:
-    known = KnownTexts(2 * LONG)
+    known = KnownTexts(2 * LONG + 200)
     texts = [letter * LONG for letter in "abcd"]
 
     def ask() -> None:
@@ -81,7 +81,14 @@ def test_threads_share_it() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert known._tokens == sum(map(len, known._found.values())) <= 2 * LONG
+    assert known._tokens == sum(len(ids) + 64 for ids in known._found.values()) <= 2 * LONG + 200
+
+
+def test_texts_without_tokens_are_forgotten_too() -> None:
+    known = KnownTexts(1000)
+    for number in range(100):
+        known.ids(f"{number} " * LONG, lambda text: [])
+    assert len(known._found) == 1000 // 64
 
 
 @pytest.mark.parametrize("special", [False, True])

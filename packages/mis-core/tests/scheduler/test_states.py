@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_scheduler import SHAPE, Driver, assert_right, cases, request_of, tokens
 
+from mis_core.cache import PrefixCache
 from mis_core.requests import ScoreRequest
+from mis_core.scheduler.plan import PAGE_SIZE
 from mis_core.scheduler.recurrence import begun_at_states
 
 pytestmark = pytest.mark.quick
@@ -70,6 +72,53 @@ def test_a_query_without_its_state_is_computed_again_and_right() -> None:
     (answer,) = driver.run(request)
     assert answer.cached_tokens == 0  # its pages are there, and its states are not
     assert_right(request, answer)
+
+
+def run_query(cache: PrefixCache, query: list[int], *, chunk: int = 2048) -> int:
+    """Lock, compute and release a query; return how many of its tokens were found."""
+    lock = cache.lock(np.array(query, np.int32))
+    cache.match(lock)
+    found = lock.done
+    while lock.done < len(query):
+        cache.insert(lock, min(chunk, len(query) - lock.done))
+    cache.release(lock)
+    return found
+
+
+def test_a_query_that_others_went_on_from_is_not_the_first_to_go() -> None:
+    cache = PrefixCache(2000, PAGE_SIZE, states=8)
+    old, query = [[*range(10_000 * n, 10_000 * n + 100)] for n in (1, 2, 3)], [*range(6000)]
+    for each in (old[0], old[1], query, [*range(5960), *range(90_000, 90_300)], old[2]):
+        run_query(cache, each)
+    assert run_query(cache, query) == 6000
+    assert run_query(cache, old[0]) == 0  # least recently used
+
+
+def test_a_state_that_others_read_is_promised_anew() -> None:
+    """Letting go of it gives no slot back."""
+    cache = PrefixCache(200, PAGE_SIZE, states=4)
+    reader, longer = (cache.lock(np.array(query, np.int32)) for query in (range(100), [*range(64), *range(1000, 1600)]))
+    cache.insert(reader, 100)
+    assert cache.match(longer) == 64
+    assert longer.missing_states == 3
+    assert cache.states is not None
+    assert cache.states.available == 2  # so it waits until the reader is done
+    cache.release(reader)
+    assert longer.missing_states == 2
+    while longer.done < 664:
+        cache.insert(longer, min(64, 664 - longer.done))
+    cache.check()
+
+
+def test_long_items_take_two_slots_of_a_step_at_most() -> None:
+    """While one item of a step ends and another is cut, a third would take the slot that nobody promised."""
+    shape = dataclasses.replace(SHAPE, tokens=2048, scored=256, contexts=256, pages_per_context=128, longest_item=512)
+    driver, cached = Driver(shape, 2000, states=8), [tokens(seed, 130) for seed in (1, 2)]
+    driver.run(*(request_of(query, [tokens(3, 50)]) for query in cached))
+    driver.submit(request_of(tokens(4, 130), [tokens(seed, 600) for seed in range(10, 30)]))
+    driver.step()
+    driver.run(*(request_of(query, [tokens(n, 70) for n in (5, 6)]) for query in cached))
+    assert len(driver.answers) == 5
 
 
 def test_two_requests_of_one_query_compute_it_once() -> None:

@@ -102,8 +102,10 @@ class PrefixLock:
 
     @property
     def missing_states(self) -> int:
-        """Slots that computing the rest will take at most."""
-        return _MOST_STATES - len(self.states) if self.done < len(self.tokens) else 0
+        """Slots that computing the rest will take at most. A state that others read, too, gives none back."""
+        if self.done == len(self.tokens):
+            return 0
+        return _MOST_STATES - sum(state.readers == 1 for state in self.states.values())
 
     @property
     def pages(self) -> Int32[np.ndarray, " pages"]:

@@ -22,6 +22,7 @@ import hashlib
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 from jaxtyping import Int32
@@ -138,7 +139,7 @@ class PrefixCache:
         """
         assert count == len(lock.tokens) - lock.done or count % self.page_size == 0, "a chunk ends on a page boundary"
         begin, pages = lock.done, -(-count // self.page_size)
-        known = list(self._cached(lock))[:pages]
+        known = list(islice(self._cached(lock), pages))
         assert not known or self.states is not None, "computed though cached: match first"
         for node in known:
             self._lock_node(lock, node)
@@ -148,7 +149,7 @@ class PrefixCache:
             lock.append(node)
         if self.states is None:
             return Inserted()
-        read = lock.states.get(begin)
+        read = lock.states[begin] if begin else None
         writes = []
         for tokens in self._state_ends(lock, begin):
             state = lock.path[self._pages_of(tokens) - 1].state
@@ -193,7 +194,7 @@ class PrefixCache:
             lock: The prefix.
             count: Whether what was found and computed enters the statistics.
         """
-        self._let_go(lock, {*lock.states}, is_last=True)
+        self._let_go(lock, {*lock.states})
         if count and lock.path:
             self._hit_tokens += lock.cached
             self._missed_tokens += lock.done - lock.cached
@@ -268,8 +269,12 @@ class PrefixCache:
 
     def _state_ends(self, lock: PrefixLock, begin: int) -> list[int]:
         """Return the numbers of tokens after which a lock's request reads states, beyond `begin` and up to `done`."""
-        before_last = (len(lock.tokens) - 1) // self.page_size * self.page_size
+        before_last, _ = self._query_ends(lock)
         return [tokens for tokens in sorted({before_last, lock.done}) if begin < tokens <= lock.done]
+
+    def _query_ends(self, lock: PrefixLock) -> tuple[int, int]:
+        """Return the numbers of tokens after which items of a query start: before its last page, and all."""
+        return (len(lock.tokens) - 1) // self.page_size * self.page_size, len(lock.tokens)
 
     def _hold_states(self, lock: PrefixLock) -> None:
         """Hold the states that a lock's request reads from now on, and let go of others."""
@@ -280,12 +285,14 @@ class PrefixCache:
             state = lock.path[self._pages_of(tokens) - 1].state
             self.states.hold(state)
             lock.states[tokens] = state
-        self._let_go(lock, {*lock.states} - wanted, is_last=False)
+        for tokens in wanted & {*self._query_ends(lock)}:
+            lock.states[tokens].is_query_end = True
+        self._let_go(lock, {*lock.states} - wanted)
 
-    def _let_go(self, lock: PrefixLock, ends: set[int], *, is_last: bool) -> None:
+    def _let_go(self, lock: PrefixLock, ends: set[int]) -> None:
         for tokens in ends:
             if self.states is not None:
-                self.states.let_go(lock.states.pop(tokens), is_last=is_last)
+                self.states.let_go(lock.states.pop(tokens))
 
     def _next(self, lock: PrefixLock) -> tuple[bytes, bytes]:
         """Return the digest and the tokens of the page after `lock.done`."""

@@ -15,10 +15,12 @@ class State:
     Attributes:
         slot: Where it is; None: it was evicted.
         readers: Requests that still read it.
+        is_query_end: Whether it is what items of some query start from, and not only where a chunk of it ended.
     """
 
     slot: int | None = None
     readers: int = 0
+    is_query_end: bool = False
 
 
 class StateSlots:
@@ -65,17 +67,12 @@ class StateSlots:
         self._idle.pop(state.slot, None)
         state.readers += 1
 
-    def let_go(self, state: State, *, is_last: bool) -> None:
-        """Hold a state no more.
-
-        Args:
-            state: The state.
-            is_last: Whether it is among the last to be evicted; otherwise it is the first.
-        """
+    def let_go(self, state: State) -> None:
+        """Hold a state no more; where only a chunk ended, it is the first to be evicted."""
         state.readers -= 1
         if state.slot is not None and not state.readers:
             self._idle[state.slot] = state
-            self._idle.move_to_end(state.slot, last=is_last)
+            self._idle.move_to_end(state.slot, last=state.is_query_end)
 
     def drop(self, state: State) -> None:
         """Free the slot of a state that nobody reads, if it has one."""

@@ -274,6 +274,8 @@ class PagedItems:
         """Add the next chunk of an item to a step; return its tokens, at most `limit`."""
         if self._current is None and any(home.headroom < 0 for home in self._query.lock.homes):
             return 0
+        if self._current is None and self.own_states > 1:  # until the step's end frees those of items that are done
+            return 0
         current = self._current = self._current or self._begin()
         first_read = int(self._first_reads[self._next])
         own = first_read - self._request.query_reads

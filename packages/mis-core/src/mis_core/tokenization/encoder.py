@@ -22,7 +22,9 @@ LONG = 2048
 """Characters of a text worth remembering: it takes the library about a millisecond."""
 
 MOST_TOKENS = 1 << 22
-"""Tokens remembered at most: 16 MiB."""
+"""Tokens remembered at most, 16 MiB; a text counts `_ENTRY` more, so that those of hardly any tokens end, too."""
+
+_ENTRY = 64
 
 _CHUNK_CHARACTERS = 1 << 20  # per call of the batch encoder, whose results are large objects
 _PROBE = "a"
@@ -93,13 +95,13 @@ class KnownTexts:
         return ids
 
     def _keep(self, key: bytes, ids: Int32[np.ndarray, " tokens"]) -> None:
-        if key in self._found or len(ids) > self._most_tokens:
+        if key in self._found or len(ids) + _ENTRY > self._most_tokens:
             return
         self._found[key] = ids
-        self._tokens += len(ids)
+        self._tokens += len(ids) + _ENTRY
         while self._tokens > self._most_tokens:
             _, forgotten = self._found.popitem(last=False)
-            self._tokens -= len(forgotten)
+            self._tokens -= len(forgotten) + _ENTRY
 
 
 class Encoder:
