@@ -22,7 +22,7 @@ def driver_with(states: int = STATES, **options: int) -> Driver:
     return Driver(states=states, **options)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     batches=st.lists(st.lists(cases, min_size=1, max_size=6), min_size=1, max_size=4),
     pages=st.sampled_from([50, 80, 300]),

@@ -130,23 +130,24 @@ class TokenMachine:
 
 
 def _recur(shard: ShardPlan, slots: list[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-    """Compute the chunks of a shard in their order; return the state behind each row."""
+    """Compute the chunks of a shard in their order; return the state behind each row that is read."""
     rows = np.repeat(shard.starts, shard.lens) + ramp(shard.lens)
-    token_at, ends = dict(zip(rows.tolist(), shard.token_ids.tolist(), strict=True)), {}
+    token_at = dict(zip(rows.tolist(), shard.token_ids.tolist(), strict=True))
+    computed: list[int] = []
+    read_rows, states = {*shard.scored_rows.tolist()}, {}
     chunks, state = shard.chunks or joined_chunks([]), UNKNOWN
     for row, count, read, write in zip(*(part.tolist() for part in chunks), strict=True):
         assert 0 < count <= CHUNK
-        state = {EMPTY: (), CARRIED: state}.get(read) if read < 0 else slots[read]
-        assert state is not None
-        assert UNWRITTEN not in state, "a state that nobody wrote"
-        for index in range(row, row + count):
-            state = (*state, token_at[index])
-            assert index not in ends, "a row is in two chunks"
-            ends[index] = state
+        before = {EMPTY: (), CARRIED: state}[read] if read < 0 else slots[read]
+        assert UNWRITTEN not in before, "a state that nobody wrote"
+        state = before + tuple(token_at[index] for index in range(row, row + count))
+        for index in read_rows.intersection(range(row, row + count)):
+            states[index] = state[: len(before) + index - row + 1]
+        computed += range(row, row + count)
         if write != NO_SLOT:
             slots[write] = state
-    assert ends.keys() == token_at.keys(), "a row is in no chunk"
-    return ends
+    assert sorted(computed) == sorted(token_at), "a row is in no chunk, or in two"
+    return states
 
 
 def values_of(reading: Reading, seen: np.ndarray) -> Values:
