@@ -150,17 +150,16 @@ class PrefixCache:
         if self.states is None:
             return Inserted()
         read = lock.states[begin] if begin else None
-        writes = []
+        writes: list[tuple[int, int]] = []
         for tokens in self._state_ends(lock, begin):
             state = lock.path[self._pages_of(tokens) - 1].state
             if state.slot is None:
-                state.slot = self.states.allocate()
+                state.slot = slot = self.states.allocate()
                 state.readers += 1  # held at once, or the next would evict it
-                writes.append((tokens - begin, state))
+                writes.append((tokens - begin, slot))
                 lock.states[tokens] = state
         self._hold_states(lock)
-        slots = tuple((tokens, state.slot) for tokens, state in writes if state.slot is not None)
-        return Inserted(len(known), None if read is None else read.slot, slots)
+        return Inserted(len(known), None if read is None else read.slot, tuple(writes))
 
     def keep(
         self, tokens: Int32[np.ndarray, " tokens"], salt: str | None, pages: Int32[np.ndarray, " pages"], first: int
@@ -290,9 +289,10 @@ class PrefixCache:
         self._let_go(lock, {*lock.states} - wanted)
 
     def _let_go(self, lock: PrefixLock, ends: set[int]) -> None:
+        if self.states is None:
+            return
         for tokens in ends:
-            if self.states is not None:
-                self.states.let_go(lock.states.pop(tokens))
+            self.states.let_go(lock.states.pop(tokens))
 
     def _next(self, lock: PrefixLock) -> tuple[bytes, bytes]:
         """Return the digest and the tokens of the page after `lock.done`."""

@@ -143,7 +143,7 @@ def make_step(
             assert here.chunks is not None
             assert cache.states is not None
             chunks = here.chunks.shift(number * slots)
-            out, states = gated_delta(inputs, decay, rate, kernel, cache.states, chunks, shape=shape)
+            out, states = gated_delta(inputs, decay, rate, kernel, cache.states, chunks, shape=shape, backend=backend)
             return out, cache._replace(states=states)
 
         token_ids, positions, rows = map(jnp.asarray, here[:3])
