@@ -18,8 +18,9 @@ from mis_kernels.masks import (
     positions_of_delimiters,
     positions_of_lengths,
 )
-from mis_kernels.operations import gated_delta, lay_out, norm_rope, segment_attention, write_pages
+from mis_kernels.operations import lay_out, norm_rope, segment_attention, write_pages
 from mis_kernels.recurrence import CARRIED, CHUNK, EMPTY, Chunks, RecurrentShape, RecurrentStates
+from mis_kernels.recurrent_operations import gated_delta
 from mis_kernels.segments import NOWHERE, Segments
 from mis_kernels.storage import from_bits, to_bits
 

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int32, Shaped
 
-from mis_kernels.backends import ANY_HEADS, Backend, LaidOut, choose
+from mis_kernels.backends import Backend, LaidOut, choose
 from mis_kernels.heads import HeadShape
-from mis_kernels.recurrence import Chunks, RecurrentShape, RecurrentStates
 from mis_kernels.segments import MIN_TOKENS, NOWHERE, Segments, ramp
 from mis_kernels.storage import to_bits
 from mis_kernels.weights import FoldedNorm, HeadRotations, QueriesKeysValues, Weight
@@ -224,76 +223,6 @@ def norm_rope(
         backend = choose(heads, qkv.dtype.name, backend)
     with jax.named_scope(f"norm_rope_{backend.name}"):
         return backend.norm_rope(qkv, cos, sin, q_norm, k_norm, epsilon)
-
-
-def gated_delta(
-    inputs: Float[Array, "tokens channels"],
-    decay: Float32[Array, "tokens value_heads"],
-    rate: Float32[Array, "tokens value_heads"],
-    kernel: Float32[Array, "channels taps"],
-    states: RecurrentStates,
-    chunks: Chunks,
-    *,
-    shape: RecurrentShape,
-    backend: Backend | str | None = None,
-) -> tuple[Float32[Array, "tokens value_heads value_dim"], RecurrentStates]:
-    """Apply the gated delta rule (arXiv 2412.06464) to the rows of a step, and a short convolution before it.
-
-    Each channel is convolved causally, then SiLU is applied, and each row's channels become queries, keys and values.
-    Queries and keys have length one, queries are scaled by `key_dim ** -0.5`. Row by row, a head's memory fades, learns
-    the row's value at its key, and is read at its query.
-
-    Args:
-        inputs: What goes into the convolution: the queries of all heads, then the keys, then the values. bf16 or f32.
-        decay: Log of the factor by which memory fades at each row, at most 0.
-        rate: How much of the difference between a row's value and what memory has at its key is learnt, 0 to 1.
-        kernel: Factors of the convolution, a row's own the last.
-        states: Slots; donate them to keep updates in place.
-        chunks: Which rows go on from which state, in the order in which they are computed.
-        shape: Of the layer.
-        backend: Who computes, or its name; default: the first that fits.
-
-    Returns:
-        What each row reads, zero for rows of no chunk; and the slots with the states that chunks left.
-
-    Raises:
-        ValueError: shapes do not fit together; names the argument.
-
-    Numerics: computes in f32. With `xla` on CPU, what a chunk gives has bits that depend on its own rows, their number
-    and the state before it, and on nothing else: a sequence that is parted after a multiple of `CHUNK` rows keeps its
-    bits, wherever its rows lie.
-    """
-    _check_recurrence(inputs, decay, rate, kernel, states, chunks, shape)
-    chosen = backend if isinstance(backend, Backend) else choose(ANY_HEADS, inputs.dtype.name, backend)
-    with jax.named_scope(f"gated_delta_{chosen.name}"):
-        return chosen.gated_delta(inputs, decay, rate, kernel, states, chunks, shape=shape)
-
-
-def _check_recurrence(
-    inputs: Array,
-    decay: Array,
-    rate: Array,
-    kernel: Array,
-    states: RecurrentStates,
-    chunks: Chunks,
-    shape: RecurrentShape,
-) -> None:
-    if shape.value_heads % shape.key_heads:
-        raise ValueError(f"shape: {shape.value_heads} value heads are not a multiple of {shape.key_heads} key heads")
-    tokens, slots, last = len(inputs), len(states.memory), shape.taps - 1
-    expected = {
-        "inputs": (inputs, (tokens, shape.channels)),
-        "decay": (decay, (tokens, shape.value_heads)),
-        "rate": (rate, (tokens, shape.value_heads)),
-        "kernel": (kernel, (shape.channels, shape.taps)),
-        "states.memory": (states.memory, (slots, shape.value_heads, shape.key_dim, shape.value_dim)),
-        "states.inputs": (states.inputs, (slots, last, shape.channels)),
-        **{f"chunks.{name}": (getattr(chunks, name), chunks.rows.shape) for name in ("lens", "reads", "writes")},
-        "chunks.count": (chunks.count, ()),
-    }
-    for name, (array, wanted) in expected.items():
-        if array.shape != wanted:
-            raise ValueError(f"{name}: expected {list(wanted)}, got {list(array.shape)}")
 
 
 def _check(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: LaidOut) -> None:
