@@ -20,7 +20,7 @@ from mis_kernels.masks import (
 )
 from mis_kernels.operations import lay_out, norm_rope, segment_attention, write_pages
 from mis_kernels.recurrence import CARRIED, CHUNK, EMPTY, Chunks, RecurrentShape, RecurrentStates
-from mis_kernels.recurrent_operations import gated_delta
+from mis_kernels.recurrent_operations import gated_delta, gated_delta_decode
 from mis_kernels.segments import NOWHERE, Segments
 from mis_kernels.storage import from_bits, to_bits
 
@@ -41,6 +41,7 @@ __all__ = [
     "dense_mask",
     "from_bits",
     "gated_delta",
+    "gated_delta_decode",
     "intervals_of_delimiters",
     "intervals_of_lengths",
     "intervals_of_segments",

@@ -1,10 +1,11 @@
 """The operations of recurrent layers: arguments are checked here, and computed by the backend that fits."""
 
 import jax
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float, Float32, Int32
 
 from mis_kernels.backends import ANY_HEADS, Backend, choose
 from mis_kernels.recurrence import Chunks, RecurrentShape, RecurrentStates
+from mis_kernels.segments import IntArray
 
 
 def gated_delta(
@@ -44,10 +45,54 @@ def gated_delta(
     and the state before it, and on nothing else: a sequence that is parted after a multiple of `CHUNK` rows keeps its
     bits, wherever its rows lie.
     """
-    _check_recurrence(inputs, decay, rate, kernel, states, chunks, shape)
+    lists = {f"chunks.{name}": (getattr(chunks, name), chunks.rows.shape) for name in ("lens", "reads", "writes")}
+    lists["chunks.count"] = chunks.count, ()
+    _check_recurrence(inputs, decay, rate, kernel, states, shape, **lists)
     chosen = backend if isinstance(backend, Backend) else choose(ANY_HEADS, inputs.dtype.name, backend)
     with jax.named_scope(f"gated_delta_{chosen.name}"):
         return chosen.gated_delta(inputs, decay, rate, kernel, states, chunks, shape=shape)
+
+
+def gated_delta_decode(
+    inputs: Float[Array, "rows channels"],
+    decay: Float32[Array, "rows value_heads"],
+    rate: Float32[Array, "rows value_heads"],
+    kernel: Float32[Array, "channels taps"],
+    states: RecurrentStates,
+    slots: Int32[IntArray, " sequences"],
+    *,
+    shape: RecurrentShape,
+    backend: Backend | str | None = None,
+) -> tuple[Float32[Array, "rows value_heads value_dim"], RecurrentStates]:
+    """Apply the gated delta rule to the next token of each of several sequences, in its recurrent form.
+
+    This is `gated_delta` for chunks of one row whose states stay in their slots. It reads a state once and multiplies
+    no matrices, so a row has not the bits that it has as part of a longer chunk.
+
+    Args:
+        inputs: As in `gated_delta`, a row for each sequence.
+        decay: Likewise.
+        rate: Likewise.
+        kernel: Likewise.
+        states: Slots; donate them to keep updates in place.
+        slots: Slot of each row's state, all different. `NOWHERE`, or any number past the last slot: nobody reads the
+            row, nor any behind it.
+        shape: Of the layer.
+        backend: Who computes, or its name; default: the first that fits.
+
+    Returns:
+        What each row reads, zero for rows that nobody reads; and the slots with the states after these tokens.
+
+    Raises:
+        ValueError: shapes do not fit together; names the argument.
+
+    Numerics: computes in f32. A row's bits depend on its arguments and its state, and not on other rows or how many
+    there are.
+    """
+    _check_recurrence(inputs, decay, rate, kernel, states, shape, slots=(slots, (len(inputs),)))
+    chosen = backend if isinstance(backend, Backend) else choose(ANY_HEADS, inputs.dtype.name, backend)
+    with jax.named_scope(f"gated_delta_decode_{chosen.name}"):
+        return chosen.gated_delta_decode(inputs, decay, rate, kernel, states, slots, shape=shape)
 
 
 def _check_recurrence(
@@ -56,8 +101,8 @@ def _check_recurrence(
     rate: Array,
     kernel: Array,
     states: RecurrentStates,
-    chunks: Chunks,
     shape: RecurrentShape,
+    **others: tuple[IntArray, tuple[int, ...]],
 ) -> None:
     if shape.value_heads % shape.key_heads:
         raise ValueError(f"shape: {shape.value_heads} value heads are not a multiple of {shape.key_heads} key heads")
@@ -69,8 +114,7 @@ def _check_recurrence(
         "kernel": (kernel, (shape.channels, shape.taps)),
         "states.memory": (states.memory, (slots, shape.value_heads, shape.key_dim, shape.value_dim)),
         "states.inputs": (states.inputs, (slots, last, shape.channels)),
-        **{f"chunks.{name}": (getattr(chunks, name), chunks.rows.shape) for name in ("lens", "reads", "writes")},
-        "chunks.count": (chunks.count, ()),
+        **others,
     }
     for name, (array, wanted) in expected.items():
         if array.shape != wanted:

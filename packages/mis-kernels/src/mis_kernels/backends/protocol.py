@@ -162,6 +162,20 @@ class Backend(ABC):
         """Apply a gated delta rule as `mis_kernels.gated_delta` says."""
 
     @abstractmethod
+    def gated_delta_decode(
+        self,
+        inputs: Array,
+        decay: Array,
+        rate: Array,
+        kernel: Array,
+        states: RecurrentStates,
+        slots: Array,
+        *,
+        shape: RecurrentShape,
+    ) -> tuple[Array, RecurrentStates]:
+        """Apply it to one token of each of several sequences, as `mis_kernels.gated_delta_decode` says."""
+
+    @abstractmethod
     def rms_norm(self, x: Array, weight: Array, epsilon: float) -> Array:
         """Normalise rows `[*rows, dim]` by their root mean square (arXiv 1910.07467), in float32."""
 

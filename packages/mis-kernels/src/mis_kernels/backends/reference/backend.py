@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool
 
 from mis_kernels.activations import capped
 from mis_kernels.backends.laid_out import LaidOut, StepLimits
-from mis_kernels.backends.reference.recurrence import gated_delta
+from mis_kernels.backends.reference.recurrence import gated_delta, gated_delta_decode
 from mis_kernels.backends.xla.backend import XlaBackend
 from mis_kernels.segments import Segments
 from mis_kernels.storage import from_bits
@@ -86,6 +86,7 @@ class ReferenceBackend(XlaBackend):
 
     attend = staticmethod(reference_attention)
     gated_delta = staticmethod(gated_delta)
+    gated_delta_decode = staticmethod(gated_delta_decode)
 
 
 BACKENDS = (ReferenceBackend,)

@@ -169,6 +169,7 @@ class DenseBackend(ReferenceBackend):
     name = "dense"
     attend = staticmethod(dense_attention)
     gated_delta = staticmethod(XlaBackend.gated_delta)
+    gated_delta_decode = staticmethod(XlaBackend.gated_delta_decode)
 
 
 BACKENDS = (DenseBackend,)

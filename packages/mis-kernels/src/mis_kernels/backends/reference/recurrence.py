@@ -52,3 +52,20 @@ def gated_delta(
     left = jax.tree.map(lambda stored: jnp.zeros(stored.shape[1:], stored.dtype), states)
     states, _, out = lax.fori_loop(0, count, chunk, (states, left, nothing))
     return out, states
+
+
+def gated_delta_decode(
+    inputs: Array,
+    decay: Array,
+    rate: Array,
+    kernel: Array,
+    states: RecurrentStates,
+    slots: Array,
+    *,
+    shape: RecurrentShape,
+) -> tuple[Array, RecurrentStates]:
+    """Compute a chunk of one token for each row. Arguments and result as in `mis_kernels.gated_delta_decode`."""
+    slots = jnp.asarray(slots)
+    rows, count = jnp.arange(len(slots)), (slots < len(states.memory)).sum()
+    chunks = Chunks(rows, jnp.ones_like(rows), slots, slots, count)
+    return gated_delta(inputs, decay, rate, kernel, states, chunks, shape=shape)

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float32, Shaped
 
 from mis_kernels.backends.laid_out import LaidOut, StepLimits
 from mis_kernels.backends.protocol import Backend
-from mis_kernels.backends.xla import norms, pages, recurrence, rope, tiles
+from mis_kernels.backends.xla import delta_decode, norms, pages, recurrence, rope, tiles
 from mis_kernels.backends.xla.attention import xla_attention
 from mis_kernels.backends.xla.head import head_logits
 from mis_kernels.heads import HeadShape
@@ -88,6 +88,7 @@ class XlaBackend(Backend):
     write_pages = staticmethod(pages.write_pages)
     write_rows = staticmethod(pages.write_rows)
     gated_delta = staticmethod(recurrence.gated_delta)
+    gated_delta_decode = staticmethod(delta_decode.gated_delta_decode)
     rms_norm = staticmethod(norms.rms_norm)
     norm_rope = staticmethod(rope.norm_rope)
 

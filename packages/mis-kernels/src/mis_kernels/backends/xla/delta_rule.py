@@ -51,7 +51,7 @@ def read_and_solve(
         `[rows, value_heads, value_dim]`, and what is learnt.
     """
     rows = len(decay)
-    both, v = _queries_keys_values(joined, kernel, rows, shape)
+    both, v = queries_keys_values(joined, kernel, rows, shape)
     overlaps = _product("hik,hjk->hij", both, both[:, rows:])
     both, overlaps = (jnp.repeat(x, shape.value_heads // shape.key_heads, axis=0) for x in (both, overlaps))
     of_memory = _product("hik,hkv->hiv", both, memory)
@@ -70,7 +70,7 @@ def forget_and_learn(memory: Array, learnt: Learnt) -> Array:
     return memory * learnt.fade + _product("hjk,hjv->hkv", learnt.keys, learnt.values)
 
 
-def _queries_keys_values(joined: Array, kernel: Array, rows: int, shape: RecurrentShape) -> tuple[Array, Array]:
+def queries_keys_values(joined: Array, kernel: Array, rows: int, shape: RecurrentShape) -> tuple[Array, Array]:
     """Convolve, apply SiLU, normalise: queries and keys `[key_heads, 2 * rows, key_dim]`, values per value head."""
 
     def mixed(channels: slice, *parts: int) -> Array:
