@@ -38,14 +38,19 @@ SCORED = (
 )
 
 
-@pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Engine]]:
+LEAST_TOKENS = {"qwen3": 1024 + 128, "qwen3_5": 2048 + 128}
+"""Tokens of the smallest cache that has room for a context of 1,024; with recurrent layers, for two."""
+
+
+@pytest.fixture(scope="module", params=["qwen3", pytest.param("qwen3_5", marks=pytest.mark.full)])
+def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Engine]]:
     """One model with much cache, and with so little that sequences have to give up their pages."""
-    path = tiny_checkpoint(tmp_path_factory.mktemp("generation") / "qwen3", "qwen3")
+    family = request.param
+    path = tiny_checkpoint(tmp_path_factory.mktemp("generation") / family, family)
     options = {"context_length": 1024, "skip_warmup": True, "progress": False}
     engines = [
         Engine.from_pretrained(path, chunked_prefill_size=256, **options),
-        Engine.from_pretrained(path, chunked_prefill_size=256, max_total_tokens=1024 + 128, **options),
+        Engine.from_pretrained(path, chunked_prefill_size=256, max_total_tokens=LEAST_TOKENS[family], **options),
     ]
     yield engines
     for engine in engines:
@@ -182,11 +187,12 @@ def test_scores_beside_sixteen_running_sequences(engines: list[Engine]) -> None:
         assert all(future.result(timeout=600) > 1 for future in writing)
 
 
+@pytest.mark.parametrize("engines", [*LEAST_TOKENS], indirect=True)
 def test_sequences_that_gave_up_their_pages_have_the_same_bits(engines: list[Engine], given_up: list[int]) -> None:
-    """Four sequences of up to 5 pages where there are 18."""
-    wanted = [((seed, 100), 200, OPTIONS[seed]) for seed in range(4)]
+    """Eight sequences of up to 5 pages where there are 18, or 34."""
+    wanted = [((seed, 100), 200, OPTIONS[seed % 4]) for seed in range(8)]
     alone = [generate(engines[0], *each) for each in wanted]
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda each: generate(engines[1], *each), wanted))
     assert given_up
     for mine, expected in zip(found, alone, strict=True):

@@ -11,7 +11,9 @@ from mis_core.models.config import read_model_config
 from mis_core.models.parallel import make_mesh
 from mis_core.models.weights import load_decoder
 from mis_core.runner.runner import Runner
+from mis_core.runner.step import Cache
 from mis_core.scheduler.plan import SLOTS, ShardPlan, StepPlan, StepShape
+from mis_core.scheduler.recurrence import PlannedChunks
 from mis_kernels.backends.native import library
 from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
@@ -28,19 +30,22 @@ def plan(rows: int) -> StepPlan:
     table[:rows] = 2 * slots[:, None] + np.arange(2)
     lens, numbers = (slots * 2).astype(np.int32), np.arange(rows, dtype=np.int32)
     ones = np.ones(rows, np.int32)
-    shard = ShardPlan(slots, lens, numbers, ones, numbers, lens, ones.astype(bool), table, numbers)
+    chunks = PlannedChunks.of_next_tokens(slots)
+    shard = ShardPlan(slots, lens, numbers, ones, numbers, lens, ones.astype(bool), table, numbers, chunks)
     return StepPlan((shard,), (), is_decoding=True)
 
 
 def runner(path: Path, quantization: str) -> Runner:
     mesh = make_mesh(1, 1)
-    decoder = load_decoder(path, read_model_config(path), jnp.dtype("bfloat16"), mesh, False, quantization)
-    made = Runner(decoder, mesh, SHAPE, PAGES)
+    config = read_model_config(path)
+    decoder = load_decoder(path, config, jnp.dtype("bfloat16"), mesh, False, quantization)
+    made = Runner(decoder, mesh, SHAPE, PAGES, slots=0 if config.recurrence is None else SLOTS)
     random = np.random.default_rng(0)
     keys, _ = made._cache.key_values
     caches = [jnp.asarray(random.standard_normal(keys.shape), jnp.bfloat16) for _ in range(2)]
     keys, values = (jax.lax.bitcast_convert_type(cache, keys.dtype) for cache in caches)
-    made._cache = made._cache._replace(key_values=(keys, values))
+    states = jax.tree.map(lambda x: jnp.asarray(random.standard_normal(x.shape), x.dtype), made._cache.states)
+    made._cache = Cache((keys, values), states)
     made._slots.last = jnp.asarray(random.integers(0, 300, SLOTS), jnp.int32)
     return made
 
@@ -53,6 +58,7 @@ def runner(path: Path, quantization: str) -> Runner:
         pytest.param("qwen2", "none", (1, 4), marks=pytest.mark.full),
         pytest.param("llama", "none", (2,), marks=pytest.mark.full),
         ("qwen3", "int8", (1, 16)),
+        ("qwen3_5", "none", (1, 16)),
     ],
 )
 def test_a_row_has_the_bits_that_it_has_among_64(
@@ -60,9 +66,15 @@ def test_a_row_has_the_bits_that_it_has_among_64(
 ) -> None:
     made = runner(tiny_checkpoint(tmp_path / family, family, head_dim=32), quantization)
     assert made._decode_sizes == [*FEW, SLOTS]
-    whole = np.asarray(made._hidden(plan(SLOTS), SLOTS), np.float32)
+    states = jax.tree.map(jnp.copy, made._cache.states)  # which a step changes
+
+    def hidden(rows: int, size: int) -> np.ndarray:
+        made._cache = made._cache._replace(states=jax.tree.map(jnp.copy, states))
+        return np.asarray(made._hidden(plan(rows), size), np.float32)
+
+    whole = hidden(SLOTS, SLOTS)
     assert len(np.unique(whole, axis=0)) == SLOTS
     for size in sizes:
         for rows in {size, size // 2 + 1}:  # full, and as few as are padded to it
             assert made._size(plan(rows)) == size
-            assert_bits_equal(np.asarray(made._hidden(plan(rows), size), np.float32)[:rows], whole[:rows])
+            assert_bits_equal(hidden(rows, size)[:rows], whole[:rows])

@@ -12,6 +12,7 @@ from test_scheduler import Driver, assert_right, request_of, tokens
 from token_machine import value_of
 
 from mis_core.requests import GenerateRequest, NewToken, Sampling
+from mis_core.runner.memory import LEAST_SLOTS
 from mis_core.scheduler.plan import PAGE_SIZE, SLOTS, StepShape
 from mis_core.scheduler.waiting import PASSES
 
@@ -135,6 +136,43 @@ def test_who_finds_no_page_begins_again_and_every_token_is_read_once() -> None:
     assert sum(len(plan.readings) for plan in driver.plans if not plan.is_decoding) > 3
 
 
+def test_with_states_a_sequence_without_pages_begins_anew() -> None:
+    """It begins with its prompt, generates the same tokens again, and every token is read once."""
+    driver = Driver(SHAPE, pages=25, states=40)
+    requests = [generation_of(tokens(number, 300), 450, key=number) for number in range(3)]
+    for request, written in zip(requests, generate(driver, *requests), strict=True):
+        assert_written(request, written)
+    begun = [plan for plan in driver.plans if plan.readings and not plan.is_decoding]
+    assert sum(len(plan.readings) for plan in begun) > 3
+    assert max(plan.shards[0].context_lens.max() for plan in begun) == 256  # nothing behind a prompt
+    assert sum(len(plan.readings) for plan in driver.plans) > 3 * 450
+
+
+def test_a_sequence_holds_one_state_and_gives_it_back() -> None:
+    driver = Driver(SHAPE, pages=200, states=40)
+    submit(driver, *(generation_of(tokens(1, 300), 30, key=number) for number in range(5)))
+    for _ in range(12):
+        driver.step()
+    (home,) = driver.scheduler._homes
+    assert home.state_headroom == 40 - 5
+    finish(driver)
+    assert home.state_headroom == 40
+
+
+def test_sequences_leave_states_for_scores() -> None:
+    driver = Driver(SHAPE, pages=200, states=LEAST_SLOTS)
+    numbers = submit(driver, *(generation_of(tokens(number, 300), 60, key=number) for number in range(20)))
+    for _ in range(20):
+        driver.step()
+    assert 1 < len(driver.scheduler._homes[0].slots) < 20
+    driver.submit(request_of(tokens(99, 300), [tokens(98, 400), tokens(97, 400)]))
+    for _ in range(12):
+        driver.step()
+    assert len(driver.answers) == 1
+    finish(driver)
+    assert all(len(driver.tokens[number]) == 60 for number in numbers)
+
+
 def test_pages_promised_to_scores_are_not_taken() -> None:
     driver = Driver(SHAPE, pages=26)
     request, score = generation_of(tokens(0, 60), 600), request_of(tokens(1, 500), [tokens(2, 400), tokens(3, 700)])
@@ -219,6 +257,7 @@ anything = given(
     pages=st.integers(26, 60),
     shards=st.integers(1, 2),
     prefix_cache=st.booleans(),
+    states=st.sampled_from([0, LEAST_SLOTS, 40]),
 )
 
 
@@ -236,10 +275,10 @@ def test_whatever_runs_beside_it_more_examples(**drawn: Any) -> None:
 
 
 def assert_made_of_all_before_it(
-    cases: list[Case], scores: list[tuple[int, int, int]], pages: int, shards: int, prefix_cache: bool
+    cases: list[Case], scores: list[tuple[int, int, int]], pages: int, shards: int, prefix_cache: bool, states: int
 ) -> None:
     shape = StepShape(tokens=512, scored=64, contexts=4, pages_per_context=24, longest_item=256, shards=shards)
-    driver = Driver(shape, pages, prefix_cache=prefix_cache)
+    driver = Driver(shape, pages, prefix_cache=prefix_cache, states=states)
     wanted = [request_of(tokens(seed, query), [tokens(9, item), tokens(8, 3)]) for seed, query, item in scores]
     driver.submit(*wanted)
     numbers: dict[Case, int] = {}

@@ -1,6 +1,7 @@
 """The operations of recurrent layers: arguments are checked here, and computed by the backend that fits."""
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32
 
 from mis_kernels.backends import ANY_HEADS, Backend, choose
@@ -92,7 +93,7 @@ def gated_delta_decode(
     _check_recurrence(inputs, decay, rate, kernel, states, shape, slots=(slots, (len(inputs),)))
     chosen = backend if isinstance(backend, Backend) else choose(ANY_HEADS, inputs.dtype.name, backend)
     with jax.named_scope(f"gated_delta_decode_{chosen.name}"):
-        return chosen.gated_delta_decode(inputs, decay, rate, kernel, states, slots, shape=shape)
+        return chosen.gated_delta_decode(inputs, decay, rate, kernel, states, jnp.asarray(slots), shape=shape)
 
 
 def _check_recurrence(

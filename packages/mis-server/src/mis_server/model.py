@@ -193,7 +193,6 @@ class Model(Service[bytes | Fields]):
                 head_activation=info.head_activation,
                 architecture=info.architecture,
                 only_task=info.only_task,
-                generates=info.generates,
                 signs=info.signs,
                 choice_order=config.choice_order,
                 rerank_recipe=config.rerank_recipe,

@@ -186,6 +186,10 @@ class PrefixCache:
             lock.append(node)
         self.release(lock, count=False)
 
+    def let_go_of_states(self, lock: PrefixLock) -> None:
+        """Let the request of a lock read no states any more; its pages stay locked."""
+        self._let_go(lock, {*lock.states})
+
     def release(self, lock: PrefixLock, *, count: bool = True) -> None:
         """Lock nothing any more. Releasing twice is fine.
 
@@ -193,7 +197,7 @@ class PrefixCache:
             lock: The prefix.
             count: Whether what was found and computed enters the statistics.
         """
-        self._let_go(lock, {*lock.states})
+        self.let_go_of_states(lock)
         if count and lock.path:
             self._hit_tokens += lock.cached
             self._missed_tokens += lock.done - lock.cached

@@ -158,7 +158,6 @@ def _limits(
         head_activation=model.head_activation,
         architecture=model.architecture,
         only_task=model.only_task,
-        generates=model.recurrence is None,
         signs=checkpoint.signs(),
         choice_order=config.choice_order,
         rerank_recipe=config.rerank_recipe,

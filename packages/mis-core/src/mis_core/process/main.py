@@ -75,7 +75,6 @@ def run(connection: socket.socket, make_engine: EngineFactory) -> int:
         head_activation=limits.head_activation,
         architecture=limits.architecture,
         only_task=limits.only_task,
-        generates=limits.generates,
         signs=limits.signs,
         created=engine.created,
         parts=engine.parts,

@@ -159,7 +159,6 @@ class Ready(_Message, frozen=True):
         head_activation: As in `Limits`.
         architecture: As in `Limits`.
         only_task: As in `Limits`.
-        generates: As in `Limits`.
         signs: As in `Limits`.
         created: When the checkpoint's settings were written, in seconds since 1970.
         parts: What the model is made of.
@@ -172,7 +171,6 @@ class Ready(_Message, frozen=True):
     head_activation: Activation = "softmax"
     architecture: str = ""
     only_task: Literal["decide", "token_classify"] | None = None
-    generates: bool = True
     signs: Signs = NO_SIGNS
     created: int = 0
     parts: tuple[ModelPart, ...] = ()

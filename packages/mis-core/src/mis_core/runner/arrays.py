@@ -32,7 +32,8 @@ class StepArrays(NamedTuple):
             `[devices, devices, runs]`.
         exchanges: How many times `EXCHANGED` rows are exchanged, `[devices]`; the same for all devices, 0 without a
             spread request.
-        chunks: What recurrent layers compute, stacked by device; None: no layer is recurrent.
+        chunks: What recurrent layers compute, stacked by device; None: no layer is recurrent, or it is a decode step.
+        states: In a decode step of recurrent layers, the slot of each row's state, `[devices, tokens]`, or `NOWHERE`.
     """
 
     token_ids: IntArray
@@ -42,6 +43,7 @@ class StepArrays(NamedTuple):
     exchanged_writes: IntArray
     exchanges: IntArray
     chunks: Chunks | None = None
+    states: IntArray | None = None
 
 
 def step_arrays(
@@ -87,7 +89,8 @@ def step_arrays(
         segments,
         writes,
         np.full(len(devices), -(-plan.exchanged_rows // EXCHANGED), np.int32),
-        _chunks(plan, tokens) if is_recurrent else None,
+        _chunks(plan, tokens) if is_recurrent and not plan.is_decoding else None,
+        _states(plan, tokens) if is_recurrent and plan.is_decoding else None,
     )
 
 
@@ -99,6 +102,15 @@ def _chunks(plan: StepPlan, tokens: int) -> Chunks:
     assert (CARRIED, EMPTY, CHUNK) == (mis_kernels.CARRIED, mis_kernels.EMPTY, mis_kernels.CHUNK)
     writes = np.where(writes == NO_SLOT, NOWHERE, writes).astype(np.int32)
     return Chunks(rows, lens, reads, writes, np.array([len(shard.rows) for shard in shards], np.int32))
+
+
+def _states(plan: StepPlan, tokens: int) -> Int32[np.ndarray, "devices tokens"]:
+    """Return the slot of the state of each row of a decode step."""
+    slots = np.full((len(plan.shards), tokens), NOWHERE, np.int32)
+    for own, shard in zip(slots, plan.shards, strict=True):
+        if shard.chunks is not None:
+            own[: len(shard.chunks.reads)] = shard.chunks.reads
+    return slots
 
 
 def _page_writes(plan: StepPlan, tokens: int) -> Int32[np.ndarray, "devices devices runs"]:

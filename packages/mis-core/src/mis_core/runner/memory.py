@@ -15,6 +15,7 @@ from mis_core.models.layers import kept_elements
 from mis_core.models.parallel import TENSOR, backend_for
 from mis_core.scheduler.algorithm import largest_safe_budget
 from mis_core.scheduler.plan import LONGEST_ITEM, PAGE_SIZE, longest_item
+from mis_core.scheduler.recurrence import STATES_AT_ONCE
 from mis_kernels import RecurrentStates
 from mis_kernels.backends.reference.dense import DENSE_BYTES
 
@@ -23,7 +24,7 @@ CPU_BUDGET = 2048
 BUDGETS = [LONGEST_ITEM, 2048, 4096]
 
 CPU_SLOTS = 32
-LEAST_SLOTS = 8  # a request takes up to five at once
+LEAST_SLOTS = 2 * STATES_AT_ONCE + 2  # scores leave room for a sequence, and sequences for scores
 MOST_SLOTS = 1024
 STATE_SHARE = 0.1  # of the memory that is left by weights
 

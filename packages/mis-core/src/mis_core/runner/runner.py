@@ -124,8 +124,7 @@ class Runner:
                 jax.block_until_ready(self._reads.most_probable(self._weights, chosen[0]))
                 self._slots.warm_up(chosen[1])
             seconds[f"{size} tokens"] = round(time.perf_counter() - began, 3)
-        decode_sizes = [] if self.slots else self._decode_sizes  # with recurrent layers nothing is generated
-        for size in decode_sizes:
+        for size in self._decode_sizes:
             began = time.perf_counter()
             hidden = self._hidden(empty_decode_step(self.shape), size)
             jax.block_until_ready([self._reads.choose_rows(hidden, rows) for rows in (few, sampled)])

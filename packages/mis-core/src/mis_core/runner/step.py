@@ -17,7 +17,7 @@ from mis_core.models.layers import attention_layers, windows_of
 from mis_core.models.parallel import DATA, TENSOR, partition
 from mis_core.runner.arrays import StepArrays
 from mis_core.scheduler.plan import EXCHANGED, PAGE_SIZE
-from mis_kernels import RecurrentStates, gated_delta, segment_attention, write_pages
+from mis_kernels import NOWHERE, RecurrentStates, gated_delta, gated_delta_decode, segment_attention, write_pages
 from mis_kernels.backends import Backend, LaidOut
 from mis_kernels.weights import weight_of
 
@@ -140,10 +140,14 @@ def make_step(
         ) -> tuple[Array, Cache]:
             shape = decoder.config.recurrence
             assert shape is not None
-            assert here.chunks is not None
             assert cache.states is not None
-            chunks = here.chunks.shift(number * slots)
-            out, states = gated_delta(inputs, decay, rate, kernel, cache.states, chunks, shape=shape, backend=backend)
+            given = inputs, decay, rate, kernel, cache.states
+            if here.states is not None:
+                own = jnp.where(here.states < slots, here.states + number * slots, NOWHERE)
+                out, states = gated_delta_decode(*given, own, shape=shape, backend=backend)
+            else:
+                assert here.chunks is not None
+                out, states = gated_delta(*given, here.chunks.shift(number * slots), shape=shape, backend=backend)
             return out, cache._replace(states=states)
 
         token_ids, positions, rows = map(jnp.asarray, here[:3])

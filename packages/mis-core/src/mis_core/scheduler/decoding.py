@@ -7,6 +7,7 @@ import numpy as np
 from mis_core.scheduler.homes import Decodes, Home
 from mis_core.scheduler.plan import PAGE_SIZE, SLOTS, ShardPlan, StepPlan, StepShape
 from mis_core.scheduler.reading import Reading
+from mis_core.scheduler.recurrence import PlannedChunks
 
 
 def plan_decoding(homes: Sequence[Home], shape: StepShape) -> StepPlan | None:
@@ -27,6 +28,7 @@ def _shard_plan(shard: int, sequences: list[Decodes], shape: StepShape, readings
     positions = np.array([sequence.decode() for sequence in sequences], np.int32)
     count = len(sequences)
     rows, one = np.arange(count, dtype=np.int32), np.zeros(1, np.int32)
+    states = [sequence.state for sequence in sequences if sequence.state is not None]
     readings += [sequence.reading(one, shard=shard, first=row) for row, sequence in enumerate(sequences)]
     return ShardPlan(
         token_ids=np.array([sequence.slot for sequence in sequences], np.int32),
@@ -38,6 +40,7 @@ def _shard_plan(shard: int, sequences: list[Decodes], shape: StepShape, readings
         paged=np.ones(count, bool),
         page_table=table,
         scored_rows=rows,
+        chunks=PlannedChunks.of_next_tokens(np.array(states, np.int32)) if states else None,
     )
 
 

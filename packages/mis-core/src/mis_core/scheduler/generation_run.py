@@ -13,6 +13,7 @@ from mis_core.scheduler.homes import Home, Opening, QueryLock
 from mis_core.scheduler.parts import QueryPrefill
 from mis_core.scheduler.plan import PAGE_SIZE, StepBuilder, StepShape
 from mis_core.scheduler.reading import Draws, Reading, Values
+from mis_core.scheduler.recurrence import STATES_AT_ONCE
 from mis_core.scheduler.run import Run, Waiting
 
 _NO_LABELS = np.zeros((1, 0), np.int32)
@@ -46,8 +47,7 @@ class Generation(Waiting):
             if not home.has_slot:
                 continue
             run = GenerationRun(self, home, opening.shape)
-            # One page more for each that is there already, so that it does not lose its own at once.
-            if run.missing_pages(home.shard) + len(home.slots) <= home.headroom:
+            if run.finds_room:
                 home.slots[run.slot] = run
                 return run
             run.drop(count=False)
@@ -60,6 +60,9 @@ class GenerationRun:
     Whole pages of what it begins with are shared; the last 1 to `PAGE_SIZE` tokens, and all that it generates, are in
     pages of its own, which it takes one by one.
 
+    After it gave up its pages, it begins with all that is known of it. Where layers are recurrent it begins with its
+    prompt, and generates the same tokens again: a token that is computed with a prompt has other bits (decision 51).
+
     Attributes:
         id: The request's number.
         generation: What is known of it.
@@ -68,6 +71,7 @@ class GenerationRun:
         homes: The same, alone.
         slot: Its row in decode steps.
         age: Rises from one run to the next.
+        state: Slot of its recurrent state; None: no layer is recurrent, or its prompt is not planned.
         is_cancelled: Whether nobody waits for what is still read.
         dense_mask: It never asks for materialised masks.
         is_mixed: Whether what it begins with is computed in mixed steps.
@@ -86,7 +90,9 @@ class GenerationRun:
         self.is_cancelled = False
         self.dense_mask = False
         self.is_mixed = shape.is_mixed(len(generation.request.prompt) + generation.request.max_new_tokens)
-        self._tokens = generation.tokens
+        self.state: int | None = None
+        self._is_recurrent = home.cache.states is not None
+        self._tokens = generation.request.prompt if self._is_recurrent else generation.tokens
         self._shared = (len(self._tokens) - 1) // PAGE_SIZE
         lock = QueryLock([home], self._tokens[: self._shared * PAGE_SIZE], generation.request.cache_salt)
         lock.match()
@@ -95,7 +101,19 @@ class GenerationRun:
         self._query = QueryPrefill(lock, self, Placements(), 0)
         self._pages: list[int] = []
         self._length = 0  # tokens in pages, once the prompt is planned
-        self._drawn = len(generation.new_tokens)  # tokens read or planned
+        self._read = len(self._tokens) - len(generation.request.prompt)  # new tokens
+        self._drawn = self._read  # tokens read or planned
+
+    @property
+    def finds_room(self) -> bool:
+        """Whether it can begin, of all that has begun on its shard the last."""
+        home, shard = self.home, self.home.shard
+        again = len(self.generation.tokens) - len(self._tokens)
+        # One page more for each that is there already, so that it does not lose its own at once.
+        pages = self.missing_pages(shard) + -(-again // PAGE_SIZE) + len(home.slots)
+        # A sequence holds its state for long, and leaves some for scores, which others wait behind.
+        states = self.missing_states(shard) + STATES_AT_ONCE if self._is_recurrent else 0
+        return pages <= home.headroom and states <= home.state_headroom
 
     @property
     def is_planned(self) -> bool:
@@ -133,14 +151,15 @@ class GenerationRun:
         return self._query.lock.missing_pages(shard) + 1
 
     def missing_states(self, shard: int) -> int:
-        """Return 0: models with recurrent layers do not generate."""
-        del shard
-        return 0
+        """Return the slots for states of a shard that it will still allocate for what it begins with at most."""
+        if shard != self.home.shard or self.is_planned or not self._is_recurrent:
+            return 0
+        return self._query.lock.missing_states(shard) + 1
 
     @property
     def own_states(self) -> int:
-        """It has no states, for the same reason."""
-        return 0
+        """Slots for states that are allocated outside its prefix cache's tree."""
+        return int(self.state is not None)
 
     def own_pages(self, shard: int) -> int:
         """Return how many pages of a shard are allocated outside its prefix cache's tree."""
@@ -158,7 +177,9 @@ class GenerationRun:
         return added
 
     def end_step(self) -> None:
-        """Do nothing: a sequence frees no page before it ends."""
+        """Let go of the states that its prompt went on from; a sequence frees no page before it ends."""
+        if self.is_planned:
+            self._query.lock.let_go_of_states()
 
     def add_page(self) -> None:
         """Allocate the page that it needs; there is one."""
@@ -186,12 +207,15 @@ class GenerationRun:
         )
         return Reading(self, rows, shard, first, _NO_LABELS, normalise=False, draws=draws)
 
-    def store(self, reading: Reading, values: Values) -> NewToken:
-        """Take the values of its next reading."""
+    def store(self, reading: Reading, values: Values) -> NewToken | None:
+        """Take the values of its next reading; return the token, unless an earlier run did."""
         generation, request = self.generation, self.generation.request
         assert values.next_ids is not None
         assert values.next_logits is not None
         assert values.next_log_sums is not None
+        self._read += 1
+        if self._read <= len(generation.new_tokens):
+            return None
         token, normaliser = int(values.next_ids[0]), values.next_log_sums[0]
         generation.new_tokens.append(token)
         reason: FinishReason | None = None
@@ -207,13 +231,20 @@ class GenerationRun:
     def drop(self, *, count: bool = True) -> None:
         """Give up its slot and pages, between steps; full ones whose tokens are known join the prefix cache.
 
+        With recurrent layers none do: nobody could go on from a page without its state.
+
         Args:
             count: Whether what was found and computed of its prompt enters the cache's statistics.
         """
         self.is_cancelled = True
         self.home.free_slot(self.slot)
         cache, tokens = self.home.cache, self.generation.tokens
-        full = max(min(self._length, len(tokens)) // PAGE_SIZE, self._shared)
+        if self.state is not None:
+            assert cache.states is not None
+            cache.states.free(self.state)
+            self.state = None
+        known = 0 if self._is_recurrent else min(self._length, len(tokens))
+        full = max(known // PAGE_SIZE, self._shared)
         pages = np.array(self._pages, np.int32)
         if full > self._shared:
             cache.keep(
@@ -236,6 +267,11 @@ class GenerationRun:
         room = builder.find_room(self, [home.shard], paged=True, least=len(tail), scored=1, context_tokens=sees)
         if room is None or limit < len(tail) or home.headroom < 0:
             return 0
+        states = lock.states_after(np.array([shared], np.int32))
+        if states is not None:
+            assert home.cache.states is not None
+            self.state = home.cache.states.allocate()
+            states = states._replace(writes=((len(tail), self.state),))
         if not self._pages:
             self.add_page()
         rows = builder.add(
@@ -245,6 +281,7 @@ class GenerationRun:
             lens=np.array([len(tail)], np.int32),
             context_lens=np.array([shared], np.int32),
             writes={home.shard: np.array(self._pages, np.int32)},
+            states=states,
         )
         self._length = len(self._tokens)
         builder.read(self, room, rows, np.zeros(1, np.int32))

@@ -38,10 +38,12 @@ class Decodes(Owner, Protocol):
     Attributes:
         slot: Its row.
         age: Rises from one run to the next.
+        state: Slot of its recurrent state; None where no layer is recurrent.
     """
 
     slot: int
     age: int
+    state: int | None
 
     @property
     def wants_token(self) -> bool:
@@ -225,6 +227,11 @@ class QueryLock:
                 read = EMPTY if inserted.reads is None else inserted.reads
                 use = StateUse(np.array([read], np.int32), inserted.writes)
         return writes, use
+
+    def let_go_of_states(self) -> None:
+        """Read no states any more; the pages stay locked."""
+        for home in self.homes:
+            home.cache.let_go_of_states(self._locks[home.shard])
 
     def release(self, *, count: bool = True) -> None:
         """Lock nothing any more. Releasing twice is fine.

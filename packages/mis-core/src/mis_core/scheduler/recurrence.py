@@ -4,7 +4,7 @@ Items read a state of their query by reference. A segment that goes on in a late
 """
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Int32
@@ -23,6 +23,9 @@ EMPTY = -2
 
 NO_SLOT = -3
 """In place of a slot: nobody needs the state after a chunk."""
+
+STATES_AT_ONCE = 5
+"""Most slots that a request for scores takes at once: three of its query, two of items longer than a step."""
 
 
 class StateUse(NamedTuple):
@@ -51,6 +54,12 @@ class PlannedChunks(NamedTuple):
     lens: Int32[np.ndarray, " chunks"]
     reads: Int32[np.ndarray, " chunks"]
     writes: Int32[np.ndarray, " chunks"]
+
+    @classmethod
+    def of_next_tokens(cls, slots: Int32[np.ndarray, " sequences"]) -> Self:
+        """Return a chunk for each row of a decode step, whose state stays in its slot."""
+        count = len(slots)
+        return cls(np.arange(count, dtype=np.int32), np.ones(count, np.int32), slots, slots)
 
 
 def chunks_of(start: int, lens: Int32[np.ndarray, " segments"], use: StateUse) -> PlannedChunks:

@@ -38,7 +38,6 @@ class Limits:
         head_activation: What makes probabilities of its values.
         architecture: Name of the model's class in `config.json`, such as `Qwen3ForCausalLM`.
         only_task: The one task that the model's head is for; None: that depends on the task.
-        generates: Whether it can write more than one token behind a prompt.
         signs: What the checkpoint says it was made for.
         choice_order: In which order decisions read options unless a request says otherwise.
         rerank_recipe: Name of the recipe of rerank that the operator chose; None: by these signs.
@@ -59,7 +58,6 @@ class Limits:
     head_activation: Activation = "softmax"
     architecture: str = ""
     only_task: Literal["decide", "token_classify"] | None = None
-    generates: bool = True
     signs: Signs = NO_SIGNS
     choice_order: ChoiceOrder = "given"
     rerank_recipe: str | None = None

@@ -141,12 +141,6 @@ def sequences_after(
     """
     if tokenizer is None:
         raise RequestError("task_not_supported", "This engine has no tokenizer, and writes no texts.", param)
-    if not limits.generates:
-        message = (
-            "This model has recurrent layers. Texts cannot be generated with them yet; POST /v1/score and "
-            "/v1/decisions read probabilities, and completions with max_tokens 1 draw a token."
-        )
-        raise RequestError("task_not_supported", message, param)
     longest, answers = int(prompts.lens.max()), len(prompts.lens) * options.draws
     if longest + max_new_tokens > limits.context_length:
         message = (

@@ -65,7 +65,6 @@ def gated_delta_decode(
     shape: RecurrentShape,
 ) -> tuple[Array, RecurrentStates]:
     """Compute a chunk of one token for each row. Arguments and result as in `mis_kernels.gated_delta_decode`."""
-    slots = jnp.asarray(slots)
     rows, count = jnp.arange(len(slots)), (slots < len(states.memory)).sum()
     chunks = Chunks(rows, jnp.ones_like(rows), slots, slots, count)
     return gated_delta(inputs, decay, rate, kernel, states, chunks, shape=shape)
