@@ -70,6 +70,7 @@ def make_reads(graph: Any, weights: Any, mesh: Mesh) -> Reads:
         return jax.jit(on_all, donate_argnums=donated, out_shardings=sharding)
 
     each, decoder = P(DATA), nnx.merge(graph, weights)
+    by_row = NamedSharding(mesh, each)
     # A row has the same bits in all numbers of rows.
     takes_few = not is_sharded and decoder.backend.takes_few_rows(decoder.config.embed)
     counts = [1 << power for power in range(SAMPLED_ROWS.bit_length())] if takes_few else [SAMPLED_ROWS]
@@ -78,15 +79,14 @@ def make_reads(graph: Any, weights: Any, mesh: Mesh) -> Reads:
     draw = partial(next_tokens, at_a_time=decoder.backend.drawn_rows)
     draw = jax.shard_map(draw, mesh=mesh, in_specs=(each,) * 5, out_specs=each, check_vma=False)
     held = {
-        rows: on_each_device(partial(hold_logits, rows=rows, is_sharded=is_sharded), (2,), NamedSharding(mesh, each))
-        for rows in counts
+        rows: on_each_device(partial(hold_logits, rows=rows, is_sharded=is_sharded), (2,), by_row) for rows in counts
     }
     return Reads(
-        choose_rows=jax.jit(choose_rows),
+        choose_rows=jax.jit(choose_rows, out_shardings=by_row),
         label_logits=on_each_device(label_logits),
         log_sum_exp=on_each_device(partial(log_sum_exp, is_sharded=is_sharded)),
         most_probable=on_each_device(most_probable),
         hold_logits=held,
-        next_tokens=jax.jit(draw, donate_argnums=(3, 4)),
-        count_written=jax.jit(count, donate_argnums=0),
+        next_tokens=jax.jit(draw, donate_argnums=(3, 4), out_shardings=by_row),
+        count_written=jax.jit(count, donate_argnums=0, out_shardings=by_row),
     )

@@ -5,7 +5,7 @@ sizes, compiled once each. Nothing here waits for the device but `Running.wait`.
 """
 
 import dataclasses
-import time
+from collections.abc import Iterator
 from functools import partial
 from itertools import product
 from typing import Any
@@ -17,7 +17,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from tqdm import tqdm
+from jax.stages import Lowered
 
 from mis_core.errors import ConfigError
 from mis_core.models.decoder import Decoder
@@ -25,8 +25,9 @@ from mis_core.models.layers import windows_of
 from mis_core.models.parallel import DATA, TENSOR, few_rows
 from mis_core.runner.arrays import step_arrays
 from mis_core.runner.buckets import PAIRS, empty_decode_step, empty_dense_step, full_step, token_buckets
+from mis_core.runner.compiling import compile_all
 from mis_core.runner.dense import context_buckets, with_short_contexts
-from mis_core.runner.memory import Resident
+from mis_core.runner.memory import Resident, free_bytes
 from mis_core.runner.read_plan import ReadPlan, Returned, Running
 from mis_core.runner.reads import make_reads
 from mis_core.runner.sampling import SAMPLED_ROWS
@@ -73,7 +74,12 @@ class Runner:
             dense: make_step(graph, self._weights, mesh, pages, self._backend, slots=slots, dense_mask=dense)
             for dense in (False, True)
         }
-        options: dict[str, Any] = {"donate_argnums": 1, "in_shardings": (None, None, NamedSharding(mesh, P(DATA)))}
+        self._by_row = NamedSharding(mesh, P(DATA))
+        options: dict[str, Any] = {
+            "donate_argnums": 1,
+            "in_shardings": (None, None, self._by_row),
+            "out_shardings": (self._by_row, None),
+        }
         self._steps = {dense: jax.jit(step, **options) for dense, step in steps.items()}
         options["in_shardings"] += (None,)
         self._decode = jax.jit(partial(decode, steps[False]), **options)
@@ -104,46 +110,56 @@ class Runner:
             progress: Show a progress bar on standard error.
 
         Returns:
-            Seconds by shape.
+            Seconds by shape, of the compiler alone.
         """
-        seconds = {}
-        pairs, few, sampled = (
-            np.zeros(count * self.shape.shards, np.int32)
-            for count in (PAIRS, self._backend.normalised_rows, SAMPLED_ROWS)
+        seconds = compile_all(self._programs(dense_mask=dense_mask), progress=progress)
+        if free_bytes(1.0) is not None:  # a device that lacks the memory of a step says so now
+            self._hidden(self._warm_up_step(self._sizes[-1], is_mixed=False), self._sizes[-1]).block_until_ready()
+        return seconds
+
+    def _programs(self, *, dense_mask: bool) -> Iterator[tuple[str, Lowered]]:
+        """Trace all that steps call, one after another; programs of steps of one size have the same name."""
+        reads, weights, shards = self._reads, self._weights, self.shape.shards
+        pairs, few, sampled, normalised = (
+            np.zeros(count * shards, np.int32)
+            for count in (PAIRS, self._backend.normalised_rows, SAMPLED_ROWS, self._log_sum_exp_rows)
         )
-        normalised = np.zeros(self._log_sum_exp_rows * self.shape.shards, np.int32)
-        for size in tqdm(self._sizes, desc="Compiling steps", unit="shape", disable=not progress):
-            began = time.perf_counter()
+        for size in self._sizes:
+            name = f"{size} tokens"
             if self.shape.mixed is not None:
-                self._hidden(self._warm_up_step(size, is_mixed=True), size).block_until_ready()
-            hidden = self._hidden(self._warm_up_step(size, is_mixed=False), size)
-            self._reads.label_logits(self._weights, hidden, pairs, pairs).block_until_ready()
-            self._reads.log_sum_exp(self._weights, hidden, normalised).block_until_ready()
-            chosen = [self._reads.choose_rows(hidden, rows) for rows in (few, sampled)]
-            if not seconds:  # one program for all sizes, and slow to run on a CPU
-                jax.block_until_ready(self._reads.most_probable(self._weights, chosen[0]))
-                self._slots.warm_up(chosen[1])
-            seconds[f"{size} tokens"] = round(time.perf_counter() - began, 3)
+                yield name, self._lowered(self._warm_up_step(size, is_mixed=True), size)
+            step = self._lowered(self._warm_up_step(size, is_mixed=False), size)
+            hidden = self._rows_of(step)
+            yield name, step
+            yield name, reads.label_logits.lower(weights, hidden, pairs, pairs)
+            yield name, reads.log_sum_exp.lower(weights, hidden, normalised)
+            chosen = [reads.choose_rows.lower(hidden, rows) for rows in (few, sampled)]
+            yield from ((name, each) for each in chosen)
+            if size == self._sizes[0]:  # one program for all sizes
+                yield name, reads.most_probable.lower(weights, self._rows_of(chosen[0]))
+                yield from ((name, each) for each in self._slots.programs(self._rows_of(chosen[1])))
         for size in self._decode_sizes:
-            began = time.perf_counter()
-            hidden = self._hidden(empty_decode_step(self.shape), size)
-            jax.block_until_ready([self._reads.choose_rows(hidden, rows) for rows in (few, sampled)])
-            seconds[f"decode {size}"] = round(time.perf_counter() - began, 3)
-        return seconds | (self._warm_up_dense(progress) if dense_mask else {})
+            step = self._lowered(empty_decode_step(self.shape), size)
+            yield f"decode {size}", step
+            for rows in (few, sampled):
+                yield f"decode {size}", reads.choose_rows.lower(self._rows_of(step), rows)
+        for size, pages in product(self._sizes, context_buckets(self.shape.pages_per_context)) if dense_mask else ():
+            name = f"{size} tokens, dense behind {pages * PAGE_SIZE}"
+            yield name, self._lowered(empty_dense_step(self.shape, pages), size)
 
     def _warm_up_step(self, size: int, *, is_mixed: bool) -> StepPlan:
         room = dataclasses.replace(self.shape.room(is_mixed), tokens=size)
         return full_step(room, context=0, item=MIN_TOKENS, is_mixed=is_mixed)
 
-    def _warm_up_dense(self, progress: bool) -> dict[str, float]:
-        """Compile the steps with dense masks; what reads rows is compiled already."""
-        shapes = list(product(self._sizes, context_buckets(self.shape.pages_per_context)))
-        seconds = {}
-        for size, pages in tqdm(shapes, desc="Compiling dense steps", unit="shape", disable=not progress):
-            began = time.perf_counter()
-            self._hidden(empty_dense_step(self.shape, pages), size).block_until_ready()
-            seconds[f"{size} tokens, dense behind {pages * PAGE_SIZE}"] = round(time.perf_counter() - began, 3)
-        return seconds
+    def _lowered(self, plan: StepPlan, size: int) -> Lowered:
+        """Trace the program of a step."""
+        program, *arguments = self._call(plan, size)
+        return program.lower(*arguments)
+
+    def _rows_of(self, program: Lowered) -> jax.ShapeDtypeStruct:
+        """Describe the rows that a program returns first."""
+        rows = jax.tree.leaves(program.out_info)[0]
+        return jax.ShapeDtypeStruct(rows.shape, rows.dtype, sharding=self._by_row)
 
     def memory(self) -> dict[str, Resident]:
         """Return what stays on the devices: the weights by their path in the model, the cache, what slots hold."""
@@ -178,16 +194,20 @@ class Runner:
         return next(size for size in sizes if size >= plan.rows)
 
     def _hidden(self, plan: StepPlan, size: int) -> Array:
+        program, *arguments = self._call(plan, size)
+        hidden, self._cache = program(*arguments)
+        return hidden
+
+    def _call(self, plan: StepPlan, size: int) -> tuple[Any, ...]:
+        """Return the program of a step, and what it takes; the cache is donated."""
         pages = plan.shards[0].page_table.shape[1]
         shape = dataclasses.replace(self.shape.room(plan.is_mixed), pages_per_context=pages)
         arrays = step_arrays(
             self._backend, shape, plan, size, min(size, shape.scored), self._windows, is_recurrent=self.slots > 0
         )
         if plan.is_decoding:
-            hidden, self._cache = self._decode(self._weights, self._cache, arrays, self._slots.last)
-            return hidden
-        hidden, self._cache = self._steps[plan.dense_mask](self._weights, self._cache, arrays)
-        return hidden
+            return self._decode, self._weights, self._cache, arrays, self._slots.last
+        return self._steps[plan.dense_mask], self._weights, self._cache, arrays
 
 
 def _no_room(pages: int) -> ConfigError:

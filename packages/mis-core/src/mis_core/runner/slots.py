@@ -1,5 +1,6 @@
 """What sequences leave on the devices from step to step, and the drawing of their tokens from it."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jax.stages import Wrapped
+from jax.stages import Lowered, Wrapped
 from jaxtyping import Int32
 
 from mis_core.models.parallel import DATA
@@ -42,13 +43,14 @@ class Slots:
         self.counts = zeros(jnp.int32, SLOTS * devices, self._vocab_size)
         self.logits = zeros(jnp.float32, SAMPLED_ROWS * devices, self._vocab_size)
 
-    def warm_up(self, hidden: Array) -> None:
-        """Compile the programs; `hidden` are `SAMPLED_ROWS` rows of each device."""
-        devices = self._mesh.shape[DATA]
+    def programs(self, hidden: jax.ShapeDtypeStruct) -> Iterator[Lowered]:
+        """Trace the programs; `hidden` are `SAMPLED_ROWS` rows of each device."""
+        devices, reads = self._mesh.shape[DATA], self._reads
         none, nobody = np.zeros(devices, np.int32), DrawArrays.of([], 0, SAMPLED_ROWS * devices)
-        for hold in self._reads.hold_logits.values():
-            jax.block_until_ready(self._draw(hold, hidden, none, nobody))
-        self._count(0, SLOTS, np.zeros(0, np.int32))
+        for hold in reads.hold_logits.values():
+            yield hold.lower(self._weights, hidden, self.logits)
+        yield reads.next_tokens.lower(self.logits, none, nobody, self.last, self.counts)
+        yield reads.count_written.lower(self.counts, none, np.zeros(devices * COUNTED, np.int32), none)
 
     def draw(self, hidden: Array, reads: ReadPlan) -> list[DrawnTokens]:
         """Draw the tokens that a step's plan wants, `SAMPLED_ROWS` on each device at a time.
