@@ -178,7 +178,7 @@ def test_bits_do_not_depend_on_what_other_items_say(engine: Engine) -> None:
 
 
 @pytest.mark.full
-def test_bits_do_not_depend_on_what_other_requests_left_in_the_cache(engine: Engine) -> None:
+def test_bits_do_not_depend_on_earlier_cache_contents(engine: Engine) -> None:
     before = softmax(engine, QUERY, ITEMS)
     for seed in range(3):
         softmax(engine, *ids(seed + 10, 500), ids(seed + 20, 30, 200))

@@ -75,7 +75,7 @@ def test_what_a_template_refuses_is_an_error_of_the_request(directory: Path, sou
     assert pickle.loads(pickle.dumps(refused.value)).message == refused.value.message
 
 
-def test_a_byte_order_mark_is_no_part_of_a_template_or_a_settings_file(tmp_path: Path) -> None:
+def test_byte_order_marks_of_templates_and_settings_are_dropped(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path / "model", "qwen3", num_hidden_layers=1)
     source = "{% for m in messages %}{{ m.content }}{% endfor %}"
     for path, text in ((tmp_path / "given.jinja", source), (folder / "chat_template.jinja", source)):
@@ -91,7 +91,7 @@ def test_a_byte_order_mark_is_no_part_of_a_template_or_a_settings_file(tmp_path:
         assert template.render([{"role": "user", "content": "text"}]) == "text"
 
 
-def test_a_template_that_cannot_be_compiled_is_known_at_the_start(directory: Path, tmp_path: Path) -> None:
+def test_a_broken_template_is_found_at_the_start(directory: Path, tmp_path: Path) -> None:
     path = tmp_path / "broken.jinja"
     path.write_text("{% break %}")
     for files, flag in (((path,), "--chat-template"), ((None, path), "--rerank-template")):

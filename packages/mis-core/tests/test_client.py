@@ -236,9 +236,7 @@ def not_finite(token: NewToken) -> bool:
 
 
 @pytest.mark.parametrize(("script", "kind"), [("fail", EngineFault), ("lose", EngineUnavailable)])
-async def test_a_fault_in_the_middle_of_a_sequence_is_told_and_harms_no_neighbour(
-    script: str, kind: type[Exception]
-) -> None:
+async def test_a_fault_mid_sequence_reaches_its_caller_only(script: str, kind: type[Exception]) -> None:
     async with client() as engine:
         await engine.wait_ready()
         told: list[NewToken] = []
@@ -299,7 +297,7 @@ async def test_a_fault_of_the_front_does_not_end_its_supervision(
     assert "nobody foresaw this" in caplog.text
 
 
-async def test_a_request_that_ends_the_engine_twice_is_refused_and_its_neighbours_are_answered(
+async def test_a_request_that_kills_the_engine_twice_is_refused_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("mis_core.process.client._FIRST_BACKOFF_S", 0.01)

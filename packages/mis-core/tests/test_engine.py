@@ -45,7 +45,7 @@ def test_a_result_has_a_row_per_item_and_a_column_per_label(engine: Engine) -> N
     assert result.timings_ms["device"] > 0
 
 
-def test_softmax_rows_sum_to_one_and_logprobs_are_those_of_the_scores(engine: Engine) -> None:
+def test_softmax_rows_sum_to_one_and_logprobs_match_scores(engine: Engine) -> None:
     softmax = engine.score(QUERY, ITEMS, LABELS, apply_softmax=True, return_token_logprobs=True)
     plain = engine.score(QUERY, ITEMS, LABELS)
     np.testing.assert_allclose(softmax.scores.sum(1), 1, atol=1e-6)
@@ -138,7 +138,7 @@ def test_a_context_shorter_than_a_step_warms_up(path: Path) -> None:
         assert engine.score(QUERY[:90], [[1] * 10], LABELS).scores.shape == (1, 2)
 
 
-def test_a_warm_up_that_is_left_out_is_compiled_later_and_counted(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_warm_up_steps_compile_later_and_are_counted(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     with Engine.from_pretrained(path, **SMALL_ENGINE) as engine, count_compilations() as found:
         assert "Compiling the steps" not in caplog.text

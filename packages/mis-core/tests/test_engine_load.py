@@ -167,6 +167,6 @@ def test_a_new_cache_replaces_the_old_one_and_is_never_beside_it(warm: Engine, m
     assert freed == [True, True]
 
 
-def test_a_cache_that_memory_does_not_hold_is_a_mistake_of_the_options(warm: Engine) -> None:
+def test_a_cache_larger_than_memory_is_a_config_error(warm: Engine) -> None:
     with pytest.raises(ConfigError, match=r"cache of 10000000000\d+ tokens could not be allocated"):
         Engine.from_pretrained(warm.directory, max_total_tokens=10**13, context_length=512, skip_warmup=True)

@@ -50,7 +50,7 @@ def test_where_a_model_is_kept_is_known_of_any_text(tmp_path: Path) -> None:
     assert kept_at("x" * 300, "/models").parent == Path("/models")
 
 
-def test_what_says_what_a_model_is_for_is_downloaded_and_code_is_not(
+def test_the_files_that_describe_a_model_are_downloaded_not_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = ["README.md", "config.json", "1_LogitScore/config.json", "modeling_zeranker.py", "assets/plot.png"]

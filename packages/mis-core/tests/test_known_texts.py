@@ -92,7 +92,7 @@ def test_texts_without_tokens_are_forgotten_too() -> None:
 
 
 @pytest.mark.parametrize("special", [False, True])
-def test_a_known_text_has_the_same_ids_and_costs_a_request_the_same(small_tokenizer, special: bool) -> None:
+def test_a_known_text_has_the_same_ids_and_the_same_cost(small_tokenizer, special: bool) -> None:
     tokenizer = Tokenizer(small_tokenizer("framed"))
     text = "A text that is asked about more than once. " * 60
     first = tokenizer.encode(text, special)

@@ -105,7 +105,7 @@ def test_rows_may_have_a_name_a_slice_and_a_weight(tmp_path: Path) -> None:
     assert (other.id, other.slice, other.weight, other.where) == ("1", None, 1.0, f"{tmp_path / 'rows.jsonl'}, row 2")
 
 
-def test_labels_may_come_from_the_command_and_their_places_from_the_row(tmp_path: Path) -> None:
+def test_labels_of_a_row_may_come_from_the_command(tmp_path: Path) -> None:
     bare = {"query": "Good? ", "item": "Yes.", "label": 0}
     (row, own) = read(tmp_path, bare, SCORE, labels=("bad", "good")).rows
     assert (row.labels, row.label) == (("bad", "good"), 0)

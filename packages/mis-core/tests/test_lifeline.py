@@ -55,9 +55,10 @@ def start() -> Callable[[str], subprocess.Popen[str]]:
     return run
 
 
-def test_a_process_that_holds_the_interpreter_lock_ends_with_its_starter_and_not_with_the_thread_that_started_it(
+def test_a_process_that_holds_the_lock_ends_with_its_starter(
     start: Callable[[str], subprocess.Popen[str]],
 ) -> None:
+    """The lock is the interpreter's. The thread that started the process may end before."""
     with start(_STARTER.format(child=textwrap.dedent(_HOLDS_THE_LOCK))) as starter:
         assert starter.stdout is not None
         lines = [starter.stdout.readline().strip() for _ in range(2)]

@@ -43,7 +43,7 @@ def lists(result: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", WORK)
-def test_whatever_is_tokenised_is_counted_and_never_more_than_is_allowed(tokenizer: Tokenizer, name: str) -> None:
+def test_the_meter_counts_all_tokenising_and_stops_at_its_limit(tokenizer: Tokenizer, name: str) -> None:
     least, work = WORK[name]
     free = Meter()
     expected = lists(work(tokenizer.metered(free)))

@@ -135,7 +135,7 @@ class TestMask:
 
 
 class TestMeaning:
-    def test_without_softmax_scores_are_full_vocabulary_probabilities(self):
+    def test_scores_without_softmax_are_vocabulary_probabilities(self):
         everything = score([3], [[5], [6]], list(range(VOCABULARY)))
         np.testing.assert_allclose(everything.scores.sum(axis=1), 1.0, atol=1e-5)
         some = score([3], [[5], [6]], [8, 9])
@@ -164,7 +164,7 @@ class TestMeaning:
         with pytest.raises(ValueError, match="log_sum_exp"):
             finished([[1.0]])
 
-    def test_usage_counts_the_query_once_and_an_empty_item_as_nothing(self):
+    def test_usage_counts_the_query_once_and_empty_items_as_zero(self):
         assert score([3, 4, 5], [[6], [], [7, 8]], [9]).usage.prompt_tokens == 6
         assert score([3, 4], [[6], []], [9], item_first=True).usage.prompt_tokens == 5
 
@@ -179,12 +179,12 @@ class TestStability:
             assert np.isfinite(result.token_logprobs).all()
             np.testing.assert_allclose(result.scores.sum(), 1.0, rtol=1e-4)
 
-    def test_unlikely_label_keeps_its_logprob_when_its_probability_is_zero(self):
+    def test_a_label_of_probability_zero_keeps_its_logprob(self):
         result = finished([[-200.0, 0.0]], [0.0], return_token_logprobs=True)
         assert result.scores[0, 0] == 0.0
         assert result.token_logprobs[0, 0] == -200.0
 
-    def test_rounded_normaliser_never_gives_more_than_probability_one(self):
+    def test_a_rounded_normaliser_gives_at_most_probability_one(self):
         result = finished([[100.00001]], [100.0], return_token_logprobs=True)
         assert result.scores[0, 0] == 1.0
         assert result.token_logprobs[0, 0] == 0.0

@@ -78,7 +78,7 @@ def ask(kind: type[InlineService], task: Task, fields: Fields, engine: Engine, *
 
 
 @pytest.mark.parametrize("kind", [InlineService, ThreadedService])
-def test_scores_come_with_their_request_and_the_times_of_all_stages(kind: type[InlineService]) -> None:
+def test_scores_come_with_their_request_and_stage_times(kind: type[InlineService]) -> None:
     answered = ask(kind, SCORE, BODY, Engine())
     assert answered.parsed.request.num_items == 2
     result = answered.result

@@ -51,7 +51,7 @@ def test_a_text_that_the_library_fails_on_is_refused(tokenizer: Tokenizer, reaso
 
 
 @pytest.mark.parametrize("ids", [[99], [4294967295]], ids=["large", "negative"])
-def test_ids_that_a_post_processor_puts_in_are_those_of_the_model(ids: list[int]) -> None:
+def test_post_processor_ids_outside_the_vocabulary_are_refused(ids: list[int]) -> None:
     content = json.loads(tokenizer_of("a").to_json())
     backend = json.loads(content["tokenizer"])
     backend["post_processor"] = {
@@ -84,7 +84,7 @@ def test_a_tokenizer_that_fails_on_every_text_is_no_model(tmp_path: Path) -> Non
         pytest.param("(?:" + "a?" * 50_000 + ")b", id="long"),
     ],
 )
-def test_a_pattern_that_nobody_reads_in_time_costs_the_shared_query_only(pattern: str) -> None:
+def test_a_pattern_too_hard_to_read_only_prevents_sharing(pattern: str) -> None:
     """Reading it took a traceback, or minutes: as many lines of Python now as a pattern of a letter takes, or so."""
     most = 100 * lines_to_load("a")
     assert lines_to_load(pattern) < most

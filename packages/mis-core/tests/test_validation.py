@@ -218,7 +218,7 @@ def test_items_that_shorten_the_query_are_one_token_each(tokenizer):
     assert request.prompt_tokens == alone + 2
 
 
-def test_a_query_that_alone_is_too_long_is_refused_before_it_is_joined(tokenizer, monkeypatch):
+def test_a_too_long_query_is_refused_before_items_are_tokenised(tokenizer, monkeypatch):
     """`LIMITS` holds 32 tokens; no item is tokenised."""
     monkeypatch.setattr(tokenizer._joiner, "_encode_whole", None)
     monkeypatch.setattr(tokenizer._joiner, "_join_at", None)

@@ -54,7 +54,7 @@ def test_a_rows_bits_do_not_depend_on_the_others() -> None:
         assert_bits_equal(np.asarray(gated(among, pair.values))[:64][::-1], whole[first : first + 64])
 
 
-def test_capped_numbers_are_those_of_numpy_and_without_a_cap_the_same() -> None:
+def test_capping_matches_numpy_and_no_cap_changes_nothing() -> None:
     x = jnp.asarray([-np.inf, -1e30, -400, -31, -1e-3, 0, 1e-3, 31, 400, 1e30, np.inf, np.nan], jnp.float32)
     found = np.asarray(jax.jit(lambda x: capped(x, 30.0))(x))
     np.testing.assert_allclose(found, 30 * np.tanh(np.asarray(x, np.float64) / 30), rtol=1e-6)

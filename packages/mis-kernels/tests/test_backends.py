@@ -117,7 +117,7 @@ def test_native_is_refused_where_it_cannot_run() -> None:
 
 
 @pytest.mark.gpu
-def test_the_comparison_notices_a_context_that_is_one_token_too_long() -> None:
+def test_the_comparison_notices_one_context_token_too_many() -> None:
     case = Case([Segment(5)], contexts=(100,))
     arrays = case.arrays(jnp.float32)
     longer = Case([Segment(5, context_len=99)], contexts=(100,)).arrays(jnp.float32)

@@ -176,7 +176,7 @@ def test_every_step_within_the_limits_fits(backend: Backend, data: st.DataObject
 @pytest.mark.parametrize(
     ("chip", "dtype", "tiled"), [("v7x", "bfloat16", True), ("v7x", "float32", False), ("v6e", "bfloat16", False)]
 )
-def test_weights_lie_in_tiles_of_16_rows_where_products_read_such(chip: str, dtype: str, tiled: bool) -> None:
+def test_weights_have_tiles_of_16_rows_where_products_read_them(chip: str, dtype: str, tiled: bool) -> None:
     cut = SingleDeviceSharding(jax.devices()[0])
     with compiling_for(chip):
         backend = choose(HEAD_SHAPES["qwen3-0.6b"], "bfloat16")

@@ -176,7 +176,7 @@ SOME_ON_TILES = (
     f"{OURS}/attention/test_native.py::test_bits_of_an_item_cut_by_a_block",
     f"{OURS}/attention/test_native.py::test_every_group_and_width_of_head[1-32]",
     f"{OURS}/attention/test_native.py::test_capped_logits_give_what_the_reference_gives[5.0-15.0]",
-    f"{OURS}/attention/test_decoding.py::test_a_decoded_row_has_the_bits_of_a_prefilled_one_wherever_it_lies[native]",
+    f"{OURS}/attention/test_decoding.py::test_a_decoded_row_has_the_bits_of_a_prefilled_one[native]",
 )
 ALL_ON_TILES = (OURS, "-k", "native or packed or int8 or logits")
 ALL_ON_VECTORS = (
@@ -199,7 +199,7 @@ NO_NEED = pytest.mark.skipif(
     ],
 )
 @pytest.mark.timeout(3600)  # of all tests of those paths
-def test_tests_of_native_paths_pass_where_instructions_are_emulated(largest: str, selected: tuple[str, ...]) -> None:
+def test_native_paths_pass_on_emulated_instructions(largest: str, selected: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not full and not tpu_aot"]
     command += [*selected, f"--deselect={OURS}/test_emulated.py", "-rN"]
     env = {**os.environ, **environment(largest)}
@@ -222,7 +222,7 @@ def counts() -> dict[str, dict[str, int]]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_a_product_multiplies_each_tile_once_and_loads_one_for_each_product(counts: dict[str, dict[str, int]]) -> None:
+def test_a_product_loads_one_tile_for_each_multiplication(counts: dict[str, dict[str, int]]) -> None:
     found, blocks, passes = counts["product"], ROWS * COLUMNS // 32**2, -(-DEPTH // 512)
     assert found["multiplied_bfloat16"] == ROWS * COLUMNS * DEPTH // (16 * 16 * 32)
     assert found["loaded"] == found["multiplied_bfloat16"] + 4 * blocks * (passes - 1)  # sums of the passes before

@@ -61,12 +61,12 @@ def test_an_unknown_limit_is_refused_with_all_that_are_known(monkeypatch: pytest
         library._flags.__wrapped__()
 
 
-def test_a_library_that_is_named_and_not_there_is_named_as_lacking(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configured_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MIS_NATIVE_LIBRARY", "/nowhere/native.so")
     assert library._load.__wrapped__() == "needs /nowhere/native.so"
 
 
-def test_a_file_that_is_no_library_is_lacking_and_an_empty_name_names_none(
+def test_a_broken_library_is_named_and_an_empty_name_is_ignored(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "native.so"

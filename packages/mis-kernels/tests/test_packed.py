@@ -151,9 +151,7 @@ def test_misuse_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("shape", [(96, 64, 160), (640, 544, 64)])
 @pytest.mark.parametrize("gated", [False, True])
-def test_rows_of_zeros_at_the_end_are_zeros_and_the_others_as_without_them(
-    shape: tuple[int, int, int], gated: bool
-) -> None:
+def test_trailing_rows_of_zeros_change_no_other_row(shape: tuple[int, int, int], gated: bool) -> None:
     """Padding is such rows; what is added to them is there all the same."""
     x, weight = tensors(*shape)
     packed = stack(np.stack([weight, weight[:, ::-1]], axis=1) if gated else weight)

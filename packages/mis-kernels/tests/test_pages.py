@@ -95,7 +95,7 @@ def test_a_step_without_paged_segments_writes_nothing(interpret: bool) -> None:
 
 @pytest.mark.full
 @pytest.mark.tpu
-def test_more_copies_than_any_step_starts_before_the_first_is_waited_for(interpret: bool) -> None:
+def test_hundreds_of_copies_may_be_under_way_at_once(interpret: bool) -> None:
     """Eight KV heads and 4,096 new tokens: 512 copies under way on one semaphore."""
     rng = np.random.default_rng(0)
     new = jnp.asarray(rng.standard_normal((4096, 8, 128)), jnp.bfloat16)

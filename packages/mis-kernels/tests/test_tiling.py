@@ -53,9 +53,7 @@ def steps(draw: st.DrawFn) -> dict:
 @pytest.mark.parametrize("blocks", [BLOCKS, WITH_NEAR, MIXED, REACHING], ids=["small", "near", "mixed", "reaching"])
 @settings(max_examples=200, deadline=None)
 @given(step=steps(), window=st.sampled_from([None, 1, 16, 17, 64, 100]))
-def test_tiles_visit_each_visible_key_once_and_full_tiles_need_no_mask(
-    step: dict, window: int | None, blocks: TpuBlocks
-) -> None:
+def test_tiles_visit_each_visible_key_once(step: dict, window: int | None, blocks: TpuBlocks) -> None:
     backend = TpuBackend(ANY_HEADS, "float32", blocks)
     segments = lay_out(**step, page_size=PAGE, tokens=TOKENS, backend=backend, window=window)
     tiles, token = segments.tiles, np.arange(TOKENS)
@@ -124,7 +122,7 @@ def test_a_page_size_that_does_not_divide_a_tile_is_refused() -> None:
 
 
 @pytest.mark.parametrize("chip", CHIPS)
-def test_every_catalogued_model_has_block_sizes_that_fit_the_chip(chip: str) -> None:
+def test_block_sizes_of_every_model_fit_the_chip(chip: str) -> None:
     for heads in device_head_shapes():
         for dtype, size in (("bfloat16", 2), ("float32", 4)):
             blocks = block_sizes(chip=chip, **heads._asdict(), dtype=dtype)
@@ -138,7 +136,7 @@ def test_unknown_chips_are_refused_by_name() -> None:
         block_sizes(chip="v4", heads=16, kv_heads=8, head_dim=128)
 
 
-def test_devices_beyond_the_kv_heads_have_copies_and_divide_the_query_heads() -> None:
+def test_more_devices_than_kv_heads_copy_them() -> None:
     assert HEAD_SHAPES["qwen2.5-1.5b"].on_device(8) == (2, 1, 128)
     assert HEAD_SHAPES["qwen2.5-7b"].on_device(8) == (4, 1, 128)
     assert HEAD_SHAPES["qwen2.5-7b"].spread(8) == (32, 8, 128)

@@ -33,7 +33,7 @@ def test_kernels_are_compiled_for_the_engines_steps() -> None:
         assert getattr(targets, name) == getattr(plan, name), name
 
 
-def test_a_program_is_read_with_its_loops_kernels_and_collectives() -> None:
+def test_loops_kernels_and_collectives_of_a_program_are_read() -> None:
     found = {operation.name: operation for operation in read_operations(PROGRAM)}
     assert set(found) == {
         "mul.1",
@@ -52,7 +52,7 @@ def test_a_program_is_read_with_its_loops_kernels_and_collectives() -> None:
     assert (found["g.1"].bytes, found["g.1"].devices) == (32 * 1024 * 2, 4)
 
 
-def test_copies_are_read_with_their_bytes_and_what_runs_beside_them() -> None:
+def test_copies_are_read_with_their_bytes_and_overlapping_work() -> None:
     found = {operation.name: operation for operation in read_operations(PROGRAM)}
     assert [(found[name].kind, found[name].bytes) for name in ("s.1", "s.2", "s.3")] == [(COPY, 8192)] * 3
     assert found["s.1"].cycles == 1000  # of r.1
@@ -97,7 +97,7 @@ def test_stages_are_those_of_the_named_scopes() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 4, 8, 16])
-def test_requests_that_share_steps_are_not_padded_more_than_one_alone(count: int) -> None:
+def test_requests_that_share_steps_are_padded_little(count: int) -> None:
     shape = StepShape(2048, 256, 8, 40, 512, alignment=512)
     plans = plan_requests([canonical(number) for number in range(count)], shape, pages=(count + 2) * 40)
     rows = sum(next(size for size in token_buckets(2048) if size >= plan.rows) for plan in plans)

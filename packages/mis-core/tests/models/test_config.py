@@ -125,7 +125,7 @@ def test_only_smollm3_reads_which_layers_have_no_rope(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["Qwen2", "Qwen3", "Llama", "Mistral", "Ministral", "SmolLM3", "Gemma2"])
-def test_where_a_config_is_silent_it_means_what_transformers_takes(tmp_path: Path, name: str) -> None:
+def test_missing_config_keys_default_as_in_transformers(tmp_path: Path, name: str) -> None:
     import transformers
 
     silent = {"tie_word_embeddings", "max_position_embeddings", "rms_norm_eps"}
@@ -137,7 +137,7 @@ def test_where_a_config_is_silent_it_means_what_transformers_takes(tmp_path: Pat
     assert (ours.norm_epsilon, rope_of(ours).theta) == (theirs.rms_norm_eps, theirs.rope_parameters["rope_theta"])
 
 
-def test_the_sentence_about_another_architecture_lists_every_family(tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_architecture_lists_families(tmp_path: Path) -> None:
     import transformers
 
     with pytest.raises(ModelError) as caught:
@@ -152,7 +152,7 @@ def test_the_sentence_about_another_architecture_lists_every_family(tmp_path: Pa
     assert classes == {family.config_class for family in FAMILIES.values()}
 
 
-def test_a_published_gemma_has_the_sizes_that_its_config_leaves_out(tmp_path: Path) -> None:
+def test_gemma_sizes_missing_from_a_config_match_transformers(tmp_path: Path) -> None:
     from transformers import Gemma3Config
 
     (tmp_path / "config.json").write_text(json.dumps(GEMMA3_4B))

@@ -96,7 +96,7 @@ def test_one_key_that_is_not_understood_refuses_the_whole(name: str, tmp_path: P
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED.keys() & SHAPES.keys()))
-def test_shapes_for_compiling_without_a_checkpoint_are_the_published_ones(name: str, tmp_path: Path) -> None:
+def test_shapes_compiled_without_a_checkpoint_are_published_ones(name: str, tmp_path: Path) -> None:
     config, shape = read(tmp_path, PUBLISHED[name]["config"]), SHAPES[name]
     for dimension in ("vocab_size", "embed", "mlp", "attention", "norm_epsilon", "tied"):
         assert getattr(config, dimension) == getattr(shape, dimension), dimension

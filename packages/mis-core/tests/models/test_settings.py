@@ -56,9 +56,7 @@ def test_the_value_that_changes_nothing_is_served(tmp_path: Path, name: str) -> 
     assert read(tmp_path, **{name: READ[name]}) == read(tmp_path)
 
 
-def test_a_setting_that_transformers_learns_is_refused_off_its_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_setting_new_in_transformers_must_have_its_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers
 
     assert read(tmp_path, logit_softcap=30.0) == read(tmp_path)  # as yet nothing reads it
@@ -178,7 +176,7 @@ def methods() -> set[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_transformers_reads_without_declaring_it_is_in_a_list(name: str) -> None:
+def test_undeclared_settings_that_transformers_reads_are_listed(name: str) -> None:
     module = TRANSFORMERS / "models" / name.lower()
     family = [(module / f"{kind}_{name.lower()}.py").read_text() for kind in ("modeling", "configuration")]
     shared = [(TRANSFORMERS / file).read_text() for file in SHARED]

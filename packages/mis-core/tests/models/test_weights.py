@@ -97,7 +97,7 @@ def test_a_weight_that_is_no_number_is_named(directory: Path, dtype: str, value:
         load(directory, dtype)
 
 
-def test_a_head_that_is_not_the_embedding_is_refused_where_they_are_said_to_be_one(directory: Path) -> None:
+def test_a_tied_head_that_differs_from_the_embedding_is_refused(directory: Path) -> None:
     embedding = load_file(directory / FILE)["model.embed_tokens.weight"]
     rewrite(directory, lambda tensors: tensors.update({"lm_head.weight": embedding.copy()}))
     load(directory)
@@ -142,7 +142,7 @@ def test_a_tied_head_and_derived_buffers_may_be_stored_as_well(directory: Path) 
     load(directory)
 
 
-def test_a_classifier_has_its_own_head_and_may_keep_the_language_models(tmp_path: Path) -> None:
+def test_a_classifier_reads_its_own_head_and_ignores_lm_head(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path / "model", family="llama", head_labels=("a", "b", "c"))
     head = load_file(path / FILE)["score.weight"].astype(np.float32)
     rewrite(path, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"] * 2}))
@@ -180,7 +180,7 @@ def test_no_weights_a_missing_shard_and_a_broken_index(tmp_path: Path, directory
         load(sharded)
 
 
-def test_parts_without_an_index_are_read_where_they_are_one_complete_set(tmp_path: Path) -> None:
+def test_parts_without_an_index_must_be_one_complete_set(tmp_path: Path) -> None:
     whole, parts = (tiny_checkpoint(tmp_path / str(shards), shards=shards, seed=3) for shards in (1, 3))
     (parts / "model.safetensors.index.json").unlink()
     np.testing.assert_array_equal(load(parts).layers.qkv[...], load(whole).layers.qkv[...])
@@ -211,7 +211,7 @@ def test_two_names_of_one_parameter_are_refused_with_both(directory: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "../model.safetensors", "/model.safetensors", 7, ""])
-def test_weights_that_the_config_names_are_safetensors_inside_the_directory(directory: Path, name: object) -> None:
+def test_named_weights_must_be_safetensors_in_the_directory(directory: Path, name: object) -> None:
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"transformers_weights": name}))
     with pytest.raises(ModelError, match=r"config\.json: transformers_weights "):

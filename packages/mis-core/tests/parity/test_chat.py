@@ -53,7 +53,7 @@ def test_log_probabilities_are_those_of_transformers(
     assert result.usage.cached_tokens > 0
 
 
-def test_temperature_zero_is_the_most_probable_token_after_the_bias(engine: Engine, limits: Limits) -> None:
+def test_temperature_zero_picks_the_best_token_after_the_bias(engine: Engine, limits: Limits) -> None:
     body = ASKED | {"messages": CHATS[0], "temperature": 0}
     plain, biased = answers(engine, limits, body, body | {"logit_bias": {"7": 100}})
     (plain_token,), (biased_token,) = plain.tokens, biased.tokens
@@ -62,7 +62,7 @@ def test_temperature_zero_is_the_most_probable_token_after_the_bias(engine: Engi
     assert_bits_equal(biased_token.top_logprobs, plain_token.top_logprobs)  # of the model's own distribution
 
 
-def test_a_seed_draws_the_same_tokens_whatever_is_asked_beside_it(engine: Engine, limits: Limits) -> None:
+def test_a_seed_draws_the_same_tokens_whatever_else_is_asked(engine: Engine, limits: Limits) -> None:
     body = {"messages": CHATS[0], "max_tokens": 1, "temperature": 2.0}
     fields = [{"seed": 5, "n": 100}, {"seed": 5, "n": 3} | ASKED, {"seed": 6, "n": 100}, {"n": 100}, {"n": 100}]
     results = answers(engine, limits, *(body | each for each in fields))

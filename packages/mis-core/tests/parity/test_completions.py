@@ -115,7 +115,7 @@ def test_bits_are_the_same_alone_and_among_others(engine: Engine, echo: bool) ->
                 assert_bits_equal(getattr(alone.prompt, name), getattr(among.prompt, name))
 
 
-def test_draws_of_a_seed_repeat_and_do_not_depend_on_their_number(engine: Engine) -> None:
+def test_a_seed_draws_the_same_texts_whatever_their_number(engine: Engine) -> None:
     results = complete(engine, *[{"prompt": PROMPTS[0], "seed": 1, "n": n} for n in (3, 40, 40)])
     few, many, again = (drawn(result)["token_ids"] for result in results)
     assert len(np.unique(many)) > 5

@@ -127,7 +127,7 @@ def check_answers(path: Path) -> None:
     assert np.ptp(spread) > 1e-3  # the head reads the state
 
 
-def test_a_language_model_with_a_head_has_all_its_tasks_and_a_backbone_only_decides(tmp_path: Path) -> None:
+def test_a_model_with_a_head_keeps_its_tasks_a_backbone_decides(tmp_path: Path) -> None:
     path = with_readout(tiny_checkpoint(tmp_path / "model", "qwen3", vocab_size=2048))
     question = {"q": {"type": "noul", "instructions": "Is it wet?"}}
     scores = {}
@@ -209,7 +209,7 @@ BROKEN: list[tuple[Callable[[Path], Any], str]] = [
 
 
 @pytest.mark.parametrize("number", range(len(BROKEN)))
-def test_a_head_that_is_not_understood_refuses_the_model_in_a_sentence(tmp_path: Path, number: int) -> None:
+def test_a_model_with_an_unknown_head_is_refused_in_a_sentence(tmp_path: Path, number: int) -> None:
     spoil, message = BROKEN[number]
     path = tiny_checkpoint(tmp_path / "model", "qwen3", vocab_size=2048)
     spoil(path)
@@ -221,7 +221,7 @@ def test_a_head_that_is_not_understood_refuses_the_model_in_a_sentence(tmp_path:
     assert [part.kind for part in open_model(without_it).parts(with_head=False)] == ["base"]
 
 
-def test_temperatures_by_kind_of_question_are_those_of_decisionformer(tmp_path: Path) -> None:
+def test_temperatures_by_question_type_follow_decisionformer(tmp_path: Path) -> None:
     contracts = []
     for name, fields in (("one", {}), ("by type", {"temperature_by_type": {"noul": 2.6}})):
         path = with_readout(tiny_checkpoint(tmp_path / name, "qwen3", vocab_size=2048), **fields)
@@ -237,7 +237,7 @@ def contract_of(path: Path) -> DecisionContract:
     return contract
 
 
-def test_files_of_decisions_beside_a_head_of_its_own_are_not_read(tmp_path: Path) -> None:
+def test_decision_files_are_ignored_when_the_model_has_a_head(tmp_path: Path) -> None:
     path = with_judge(tiny_checkpoint(tmp_path / "model", "qwen3", vocab_size=2048))
     without_files = contract_of(path)
     with_files(path, None, {"labels": {"noul": ["Y", "N"]}, "temperature": {"noul": 9.0}})
@@ -283,9 +283,7 @@ print(json.dumps([answers["so"].noul, *several]))
 
 @pytest.mark.full
 @pytest.mark.parametrize("form", [with_judge, with_readout, lambda path: pointer_package(path.parent)])
-def test_a_head_answers_alike_on_several_devices_and_beside_quantised_weights(
-    tmp_path: Path, form: Callable[[Path], Path]
-) -> None:
+def test_heads_answer_alike_on_two_devices_and_when_quantised(tmp_path: Path, form: Callable[[Path], Path]) -> None:
     path = form(tiny_checkpoint(tmp_path / "model", "qwen3", vocab_size=2048, num_attention_heads=4))
 
     def answers(**options: Any) -> np.ndarray:

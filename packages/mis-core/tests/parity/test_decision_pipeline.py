@@ -133,7 +133,7 @@ def test_a_template_that_cannot_be_read_is_refused(tmp_path: Path, template: str
         engine.decide("a", QUESTIONS)
 
 
-def test_a_template_that_cannot_be_compiled_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_a_broken_decision_template_is_refused_at_the_start(tmp_path: Path) -> None:
     path = with_files(tiny_checkpoint(tmp_path / "model", "qwen3"), "{% if %}", None)
     with pytest.raises(ModelError, match="template of decisions cannot be compiled"):
         Tokenizer.of(EngineConfig(model=str(path))).compiled()

@@ -33,7 +33,7 @@ OracleFactory = Callable[..., PointwiseOracle]
 
 
 @pytest.mark.parametrize(("family", "rows"), GRID)
-def test_a_head_has_the_values_of_the_directory_and_of_transformers(
+def test_a_gguf_head_matches_its_directory_and_transformers(
     tmp_path: Path, oracle_factory: OracleFactory, family: str, rows: int
 ) -> None:
     directory = tiny_checkpoint(tmp_path / "model", family, head_labels=LABELS[rows])
@@ -57,7 +57,7 @@ def test_a_head_has_the_values_of_the_directory_and_of_transformers(
 
 
 @pytest.mark.parametrize("is_tied", [True, pytest.param(False, marks=pytest.mark.full)])
-def test_what_the_converter_makes_of_qwen3_reranker_ranks_as_the_language_model(tmp_path: Path, is_tied: bool) -> None:
+def test_a_converted_qwen3_reranker_ranks_like_the_original(tmp_path: Path, is_tied: bool) -> None:
     directory = tiny_checkpoint(tmp_path / "Qwen3-Reranker", "qwen3", tie_word_embeddings=is_tied)
     with Engine.from_pretrained(directory, progress=False, **FLOAT32) as engine:
         wanted = engine.rerank(QUERY, DOCUMENTS)

@@ -60,7 +60,7 @@ def test_a_label_alone_has_the_same_bits(engine: "Engine") -> None:
         assert_bits_equal(alone.token_logprobs[:, 0], together[:, column])
 
 
-def test_an_item_alone_and_among_other_requests_has_the_same_bits(engine: "Engine") -> None:
+def test_an_item_has_the_same_bits_alone_and_among_others(engine: "Engine") -> None:
     alone = [score(engine, [item])[0] for item in ITEMS]
     with ThreadPoolExecutor(8) as pool:
         strangers = [

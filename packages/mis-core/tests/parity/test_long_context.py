@@ -37,7 +37,7 @@ ITEMS: list[list[int]] = [_random.integers(0, 900, length).tolist() for length i
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_context_that_scaling_reaches_is_scored_as_by_transformers(
+def test_scores_of_scaled_contexts_match_transformers(
     name: str,
     checkpoint_factory: Callable[..., Path],
     oracle_factory: Callable[..., PointwiseOracle],

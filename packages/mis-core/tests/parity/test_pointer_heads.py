@@ -88,7 +88,7 @@ def test_answers_are_those_of_the_package(engine: "Engine", folder: Path) -> Non
 
 @pytest.mark.full
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "mistral", "ministral", "smollm3", "gemma2", "gemma3"])
-def test_so_they_are_of_every_family_and_with_tokens_that_the_model_lacks(tmp_path: Path, family: str) -> None:
+def test_answers_match_in_every_family_and_with_added_tokens(tmp_path: Path, family: str) -> None:
     from mis_core import Engine
 
     grown = pointer_package(tmp_path, family, grows=True, delimiters="add")
@@ -103,7 +103,7 @@ def bits(engine: "Engine", state: Any, questions: dict[str, Any], **options: Any
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.full)])
-def test_an_answer_has_the_same_bits_alone_and_among_others_cold_and_cached(
+def test_an_answer_has_the_same_bits_alone_crowded_or_cached(
     folder: Path, engine_factory: "Callable[..., Engine]", dtype: str
 ) -> None:
     engine = engine_factory(folder, **SMALL_ENGINE | {"dtype": dtype})
@@ -147,7 +147,7 @@ def test_openais_questions_are_read_alike(engine: "Engine") -> None:
     assert answers[1].choice == same["b"].choice  # pyrefly: ignore[missing-attribute]
 
 
-def test_what_is_longer_than_the_head_was_trained_for_is_refused_and_not_cut(engine: "Engine") -> None:
+def test_inputs_longer_than_the_head_allows_are_refused_not_cut(engine: "Engine") -> None:
     with pytest.raises(RequestError, match=r"state has \d+ tokens; .* at most 1023 \(max_state") as refused:
         engine.decide("cat " * 1200, {"q": QUESTIONS["so"]})
     assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "state")
@@ -236,7 +236,7 @@ BROKEN: list[tuple[Callable[[Path], Any], str]] = [
 
 
 @pytest.mark.parametrize("number", range(len(BROKEN)))
-def test_a_folder_that_is_not_understood_is_refused_in_a_sentence(tmp_path: Path, folder: Path, number: int) -> None:
+def test_an_unknown_folder_is_refused_in_a_sentence(tmp_path: Path, folder: Path, number: int) -> None:
     from mis_core import Engine
 
     spoil, message = BROKEN[number]

@@ -150,7 +150,7 @@ def served(config: dict[str, Any], folder: Path) -> ModelConfig | None:
 
 @pytest.mark.filterwarnings("ignore")  # of transformers, about settings that it does not know
 @pytest.mark.parametrize("name", NAMES)
-def test_what_changes_the_scores_of_transformers_is_understood_or_refused(name: str, tmp_path: Path) -> None:
+def test_settings_that_change_scores_are_understood_or_refused(name: str, tmp_path: Path) -> None:
     before = small(name)
     plain = served(before, tmp_path / "plain")
     assert plain is not None

@@ -68,7 +68,7 @@ def share_in_order(found: list[np.ndarray], wanted: list[np.ndarray]) -> float:
     ("dtype", "quantization", "apart", "in_order"),
     [("bfloat16", "none", 0.01, 0.98), ("float32", "int8", 0.03, 0.97), ("bfloat16", "int8", 0.03, 0.97)],
 )
-def test_softmaxes_stay_near_float32_and_reviews_are_judged_alike(
+def test_softmaxes_stay_near_float32_and_verdicts_are_equal(
     exact: list[np.ndarray], dtype: str, quantization: str, apart: float, in_order: float
 ) -> None:
     found = softmaxes(dtype, quantization)

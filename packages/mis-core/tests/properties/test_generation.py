@@ -117,7 +117,7 @@ def assert_same(found: GenerateResult, expected: GenerateResult) -> None:
 
 @settings(max_examples=3, deadline=None)
 @given(wanted=generations, others=st.lists(generations, max_size=4), scored=st.lists(scores, max_size=4))
-def test_alone_and_among_others_cold_and_cached_preempted_and_not(
+def test_texts_are_the_same_alone_crowded_cached_or_preempted(
     engines: list[Engine], wanted: tuple, others: list[tuple], scored: list[tuple]
 ) -> None:
     assert_isolated(engines, wanted, others, scored)

@@ -134,7 +134,7 @@ def rejecting_panics() -> Iterator[None]:
 
 @settings(max_examples=200, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
 @given(data=st.data())
-def test_ids_before_a_cut_are_kept_and_those_behind_it_know_one_character(data):
+def test_ids_after_a_cut_depend_on_one_character_before_it(data):
     with rejecting_panics():
         backend = data.draw(backends())
     seam = Seam(backend)

@@ -220,7 +220,7 @@ def test_neighbours_inside_added_tokens_are_no_cuts():
     assert _allowed(backend, "t") == _CUT_CHARACTERS - {"."}
 
 
-def test_runs_of_white_space_as_added_tokens_leave_the_cut_before_them():
+def test_added_tokens_of_white_space_keep_the_cut_before_them():
     backend = _qwen_like()
     backend.add_tokens([AddedToken(char * times, normalized=False) for char in " \n\t" for times in (2, 3)])
     assert _allowed(backend) == _CUT_CHARACTERS

@@ -81,7 +81,7 @@ def test_the_published_shape_fits(tokens: int, context: int) -> None:
     DenseMemory(shape, choose(HEAD_SHAPES["qwen3-0.6b"], "bfloat16", "xla")).check_longest()
 
 
-def test_an_engine_whose_masks_do_not_fit_is_refused_before_it_compiles(path: Path, monkeypatch) -> None:
+def test_an_engine_whose_masks_are_too_large_is_refused(path: Path, monkeypatch) -> None:
     monkeypatch.setattr(dense, "DENSE_BYTES", 1000)
     with pytest.raises(
         ConfigError, match=r"mask_impl dense takes [\d,]{5,} bytes for .*; lower context_length"
@@ -90,7 +90,7 @@ def test_an_engine_whose_masks_do_not_fit_is_refused_before_it_compiles(path: Pa
     assert found.value.option == "context_length"
 
 
-def test_a_request_whose_masks_do_not_fit_is_refused_before_it_compiles(path: Path, monkeypatch) -> None:
+def test_a_request_whose_masks_are_too_large_compiles_nothing(path: Path, monkeypatch) -> None:
     with Engine.from_pretrained(path, **SMALL_ENGINE) as engine:
         limit = engine._dense_memory.bytes_for(2048)
         monkeypatch.setattr(dense, "DENSE_BYTES", limit)

@@ -33,7 +33,7 @@ class Aligned(XlaCpuBackend):
         return Mixed(self.heads, self.dtype)
 
 
-def test_nothing_is_compiled_after_the_start_and_kinds_share_the_cache(
+def test_mixed_and_other_steps_share_cache_and_compile_nothing(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The short query is the beginning of the long one, so pages of one kind are read by the other."""

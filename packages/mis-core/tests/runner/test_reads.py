@@ -104,7 +104,7 @@ PROMPTS = {
 
 @pytest.mark.parametrize("algorithm", ["auto", "serial", "packed"])
 @pytest.mark.parametrize("name", PROMPTS)
-def test_log_probabilities_of_every_prompt_token_are_those_of_transformers(engine, reference, name, algorithm) -> None:
+def test_logprobs_of_prompt_tokens_match_transformers(engine, reference, name, algorithm) -> None:
     query, lengths = PROMPTS[name]
     request = prompt(np.array(query, np.int32), [ids(3, n) for n in lengths], layout=Layout(algorithm))
     for _ in range(2):  # what is cached changes nothing
@@ -128,7 +128,7 @@ def test_the_most_probable_tokens_are_those_of_transformers(engine, reference) -
     assert_bits_equal(fewer.top_ids, output.top_ids[:, :3])
 
 
-def test_a_label_of_several_tokens_has_the_probability_of_its_sequence(engine, reference) -> None:
+def test_a_label_of_several_tokens_sums_their_logprobs(engine, reference) -> None:
     query, label = ids(1, 100), ids(7, 3)
     item = np.concatenate([ids(2, 30), label[:-1]])
     request = request_of(query, [item], label_ids=label[:, None], read_lens=np.array([3], np.int32), query_reads=0)

@@ -74,7 +74,7 @@ def test_a_row_gets_the_same_alone_and_beside_any_others(group: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [0, 5, 7])
-def test_greedy_tokens_and_log_probabilities_are_those_of_the_logits(kind: int) -> None:
+def test_greedy_tokens_and_logprobs_follow_the_logits(kind: int) -> None:
     drawn = draw(list(range(20)), [kind] * 20, [MAX_TOP_TOKENS] * 20)
     logits = LOGITS[:20].astype(np.float64)
     changed = logits.copy()

@@ -92,7 +92,7 @@ def test_the_next_turn_finds_what_was_written() -> None:
     assert generate(driver, generation_of(whole, 3, cache_salt="other"))[0][0].cached_tokens == 0
 
 
-def test_more_sequences_than_slots_wait_for_one_and_hold_up_no_scores() -> None:
+def test_sequences_waiting_for_slots_hold_up_no_scores() -> None:
     driver = Driver(SHAPE, pages=200)
     requests = [generation_of(tokens(number, 5), 80, key=number) for number in range(SLOTS + 6)]
     numbers = submit(driver, *requests)
@@ -126,7 +126,7 @@ def test_scores_and_sequences_take_turns() -> None:
         assert_written(request, driver.tokens[number])
 
 
-def test_who_finds_no_page_begins_again_and_every_token_is_read_once() -> None:
+def test_a_preempted_sequence_begins_again_and_repeats_no_token() -> None:
     """Three sequences that end with 12 pages each, where there are 25."""
     driver = Driver(SHAPE, pages=25)
     requests = [generation_of(tokens(number, 300), 450, key=number) for number in range(3)]
@@ -183,7 +183,7 @@ def test_pages_promised_to_scores_are_not_taken() -> None:
     assert_right(score, *driver.answers.values())
 
 
-def test_who_waits_for_pages_of_another_sequence_holds_up_no_scores() -> None:
+def test_a_sequence_waiting_for_pages_holds_up_no_scores() -> None:
     driver = Driver(SHAPE, pages=25)
     first, second = generation_of(tokens(0, 60), 900), generation_of(tokens(1, 1300), 5)
     numbers = submit(driver, first)
@@ -201,7 +201,7 @@ def test_who_waits_for_pages_of_another_sequence_holds_up_no_scores() -> None:
         assert_written(request, driver.tokens[number])
 
 
-def test_a_flood_of_scores_starves_no_sequence_that_waits_for_pages() -> None:
+def test_a_flood_of_scores_does_not_starve_a_waiting_sequence() -> None:
     driver = Driver(SHAPE, pages=25)
     scores = (request_of(tokens(seed, 500), [tokens(seed + 1, 60)]) for seed in itertools.count(10))
     driver.submit(*itertools.islice(scores, 2))
@@ -263,7 +263,7 @@ anything = given(
 
 @settings(max_examples=20, deadline=None)
 @anything
-def test_whatever_runs_beside_it_every_token_is_made_of_all_before_it(**drawn: Any) -> None:
+def test_every_token_is_computed_from_all_tokens_before_it(**drawn: Any) -> None:
     assert_made_of_all_before_it(**drawn)
 
 

@@ -47,7 +47,7 @@ def waits(driver: Driver, requests: int) -> np.ndarray:
     return np.array(found)
 
 
-def test_a_request_of_one_item_is_answered_by_the_step_after_the_next() -> None:
+def test_a_request_of_one_item_is_answered_after_two_steps() -> None:
     """It has its query and its item in the next step, whose values come while the one after it runs."""
     assert waits(running(large(20_000)), 1).tolist() == [2]
 

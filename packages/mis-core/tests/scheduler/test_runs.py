@@ -30,7 +30,7 @@ def test_runs_that_a_request_begins_are_filled() -> None:
 
 
 @pytest.mark.parametrize(("alignment", "length"), [(256, 20), (512, 180)])
-def test_items_lie_side_by_side_where_runs_are_narrow_or_much_would_stay_empty(alignment: int, length: int) -> None:
+def test_narrow_items_lie_side_by_side(alignment: int, length: int) -> None:
     driver = Driver(dataclasses.replace(WIDE, alignment=alignment))
     driver.run(request_of(tokens(0, 64), [tokens(n, length) for n in range(8)]))
     (shard,) = driver.plans[-1].shards

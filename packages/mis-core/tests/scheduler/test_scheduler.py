@@ -206,7 +206,7 @@ def assert_contexts_are_apart(shard: ShardPlan, alignment: int) -> None:
     window=st.sampled_from([None, None, 1, 63, 64, 65, 130, 257, 700]),
     states=st.sampled_from([0, 0, 8, 13, 100]),
 )
-def test_every_item_sees_its_query_and_itself_whatever_shares_the_device(
+def test_every_item_sees_only_its_query_and_itself(
     batches, shards, alignment, contexts, tiles, pages, prefix_cache, window, states
 ) -> None:
     """Any mix of requests and layouts, far too few pages included, with two steps under way; or what a window leaves.
@@ -309,7 +309,7 @@ MIXED = StepShape(512, 64, 32, 8, 128, tiles=TileBudget(256, 256, 128))
 TWO_KINDS = dataclasses.replace(SHAPE, alignment=256, mixed=MIXED)
 
 
-def test_short_contexts_have_steps_of_their_own_whoever_else_runs() -> None:
+def test_short_contexts_have_their_own_steps_in_any_company() -> None:
     """Which kind a request has follows from its longest context alone: its query, or what a paged item sees."""
     alone = {}
     for query, item in ((60, 20), (512, 20), (513, 20), (100, 400), (100, 412), (100, 413)):

@@ -26,7 +26,7 @@ class TestTheChoice:
         states = [state(300), state(100), state(200)]
         assert rank_homes(50, 50, states, is_alone=False) == [(1,), (2,), (0,)]
 
-    def test_where_the_query_is_cached_unless_more_waits_there_than_it_takes(self) -> None:
+    def test_a_cached_shard_is_home_unless_its_queue_costs_more(self) -> None:
         assert rank_homes(500, 50, [state(), state(499, cached=500)], is_alone=False)[0] == (1,)
         assert rank_homes(500, 50, [state(), state(501, cached=500)], is_alone=False)[0] == (0,)
 
@@ -37,10 +37,10 @@ class TestTheChoice:
     def test_nothing_is_spread_that_is_small_or_not_alone(self, query: int, items: int, is_alone: bool) -> None:
         assert ALL not in rank_homes(query, items, [state()] * 4, is_alone=is_alone)[:4]
 
-    def test_a_large_one_that_is_alone_is_spread_whatever_one_shard_has_of_its_query(self) -> None:
+    def test_a_large_request_alone_is_spread_even_if_one_shard_hits(self) -> None:
         assert rank_homes(2000, 10_000, [state(), state(cached=2000), state(), state()], is_alone=True)[0] == ALL
 
-    def test_a_hit_on_one_shard_is_used_where_the_query_is_what_costs(self) -> None:
+    def test_a_hit_on_one_shard_is_used_when_the_query_dominates(self) -> None:
         assert rank_homes(9000, 500, [state(), state(cached=9000), state(), state()], is_alone=True)[0] == (1,)
 
     def test_one_shard_is_never_spread(self) -> None:
@@ -60,7 +60,7 @@ def shards_of(answer: EngineOutput) -> set[int]:
     return set(answer.placements[:, 1].tolist())
 
 
-def test_requests_that_come_together_go_to_different_shards_and_exchange_nothing() -> None:
+def test_concurrent_requests_use_all_shards_without_exchange() -> None:
     driver = Driver(FOUR)
     answers = driver.run(*(large(seed) for seed in range(8)))
     assert sorted(sorted(shards_of(answer)) for answer in answers) == [[n] for n in ALL for _ in range(2)]
@@ -82,7 +82,7 @@ def test_only_what_is_alone_and_large_is_spread() -> None:
         assert_right(request, driver.answers[number])
 
 
-def test_a_spread_request_exchanges_its_query_only_and_never_again() -> None:
+def test_a_spread_request_exchanges_its_query_once() -> None:
     driver = Driver(FOUR)
     (cold,) = driver.run(large(1))
     exchanged = [plan.exchanged_rows for plan in driver.plans]
@@ -109,7 +109,7 @@ def test_a_hit_on_one_shard_is_used_there() -> None:
     assert (shards_of(third), third.cached_tokens) == (shards_of(first), 200)
 
 
-def test_a_hit_on_one_shard_is_computed_again_by_a_request_that_is_spread() -> None:
+def test_a_spread_request_recomputes_a_query_one_shard_has() -> None:
     driver = Driver(FOUR)
     query, items = tokens(1, 500), [tokens(n, 20 + n % 3) for n in range(100)]
     (first,) = driver.run(request_of(query, items[:1], return_layout=True))
@@ -136,7 +136,7 @@ def test_looking_for_a_query_does_not_keep_it_from_eviction() -> None:
     assert (lock.done, cache.statistics.held_pages) == (0, 0)
 
 
-def test_requests_begin_in_order_of_arrival_when_some_shard_has_room() -> None:
+def test_requests_begin_in_order_of_arrival() -> None:
     driver = Driver(dataclasses.replace(SHAPE, shards=2), pages=26)
     driver.submit(*(request_of(tokens(seed, 1400), [tokens(9, 5)], return_layout=True) for seed in range(6)))
     answered: list[int] = []
@@ -154,9 +154,7 @@ def test_requests_begin_in_order_of_arrival_when_some_shard_has_room() -> None:
     pages=st.sampled_from([26, 200]),
     cancelled=st.sets(st.integers(0, 4)),
 )
-def test_whatever_is_spread_or_cancelled_no_page_is_lost_and_every_item_sees_its_query(
-    batches, shards, pages, cancelled
-) -> None:
+def test_spreading_and_cancelling_lose_no_page(batches, shards, pages, cancelled) -> None:
     driver = Driver(dataclasses.replace(SHAPE, shards=shards), pages=pages)
     requests: list[ScoreRequest] = []
     gone = set()

@@ -51,7 +51,7 @@ def test_a_longer_query_goes_on_after_the_last_whole_page() -> None:
     assert answer.cached_tokens == 192
 
 
-def test_a_query_that_branches_goes_on_from_a_state_and_writes_no_page_twice() -> None:
+def test_a_branching_query_resumes_at_a_state_rewriting_no_page() -> None:
     """The pages behind the deepest state are there; they are computed again, and not written."""
     driver, query = driver_with(), tokens(1, 1500)
     driver.run(request_of(query, [tokens(2, 5)]))  # states after 512, 1,024 (chunks), 1,472 and 1,500

@@ -236,7 +236,7 @@ def test_steps_are_those_of_a_list_that_is_walked_more_examples(**drawn: Any) ->
     assert_plans_of_a_list(**drawn)
 
 
-def test_a_sequence_begins_when_its_prompt_gets_cached_in_pages_of_another() -> None:
+def test_a_sequence_begins_once_another_caches_its_prompt() -> None:
     """As many pages are free and cached as when it found no room, but now its own prompt is among the cached."""
     scores = [Arrival(20, 0, 1, 0, 1, None), Arrival(0, 0, 1, 0, 1, None), Arrival(9, 1, 1300, 0, 12, None)]
     sequences = [Arrival(0, 0, 1, 70, 12, 46), Arrival(25, 4, 700, 20, 12, 20)]
@@ -316,7 +316,7 @@ def test_a_step_costs_the_same_however_many_wait(kind: str, many: int) -> None:
     assert (abs(of_many - few) < 0.05 * few).all(), (few, of_many)
 
 
-def test_forgetting_one_that_waits_costs_the_same_however_many_do() -> None:
+def test_cancelling_a_waiting_run_costs_the_same_in_any_queue() -> None:
     costs = []
     for count in (FEW, 2_000):
         forget = busy("slots", count).scheduler.cancel
@@ -324,7 +324,7 @@ def test_forgetting_one_that_waits_costs_the_same_however_many_do() -> None:
     assert costs[0] == costs[1]
 
 
-def test_what_finds_no_room_is_not_tried_again_before_something_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_found_no_room_is_not_tried_until_something_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[int] = []
     begin = Generation.begin
     monkeypatch.setattr(Generation, "begin", lambda self, opening: tries.append(self.id) or begin(self, opening))

@@ -64,7 +64,7 @@ def row(step: str, launches: int = 1, **others: Any) -> dict[str, Any]:
     return fixed | {"launches": launches} | others
 
 
-def test_loops_are_counted_as_often_as_they_say_and_others_by_the_turn() -> None:
+def test_loops_of_known_length_are_counted_others_per_iteration() -> None:
     layer = read_layer(PROGRAM)
     assert layer == Launches(known=1 + 16 * 1 + 1, loops=(16 * 3,))
     assert read_launches(PROGRAM) == Launches(known=1 + 27 * 18, loops=(27 * 48,))

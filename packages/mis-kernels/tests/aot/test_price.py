@@ -52,7 +52,7 @@ def test_pages_that_are_copied_one_by_one_are_paid_for() -> None:
     assert more.best - alone.best == pytest.approx(2 * 3 * 5 / 1e9)
 
 
-def test_a_tile_takes_no_less_than_its_keys_and_values_need_to_come() -> None:
+def test_a_tile_takes_at_least_the_time_to_read_it() -> None:
     """Two tiles are on their way while one is worked on."""
     quick = SCHEDULE._replace(tiles=dict.fromkeys(SCHEDULE.tiles, 1), block=Around(0, 0))
     bytes_of_a_tile = 2 * 2 * 512 * 128
@@ -83,7 +83,7 @@ def test_a_kernel_pays_for_its_blocks_and_at_worst_for_its_bytes() -> None:
     assert quick.best < quick.expected < quick.worst == pytest.approx(2 * 4096 * 8 * 4 * 128 * 2 / 0.82e12 / 0.7)
 
 
-def test_the_log_sum_exp_pays_for_blocks_of_the_vocabulary_or_for_reading_them() -> None:
+def test_log_sum_exp_costs_its_blocks_or_reading_them() -> None:
     chip, sizes = CHIPS["v6e"], {"embed": 1024, "vocab": 5000, "chip": CHIPS["v6e"], "clock_hz": 1e9}
     assert block_tokens(1024, 2) == 2048
     slow = price_log_sum_exp(GridSchedule(1_000_000, 0, Around(0, 0)), **sizes)
@@ -105,7 +105,7 @@ def test_ranges_add_up_and_scale() -> None:
     assert total([Range(1, 2, 3), Range.of(1), Range(0, 1, 2) * 2]) == Range(2, 5, 8)
 
 
-def test_a_product_waits_for_its_weight_quantises_rows_once_and_reads_the_rest_meanwhile() -> None:
+def test_a_product_waits_for_one_weight_and_overlaps_the_rest() -> None:
     size = ProductSize(1024, 4096, 1, normed=True, residual=False)
     sizes = ProductSizes.of(4096, size.depth, size.columns, size.parts)
     assert sizes.grid(4096, size.columns) == (1, 2, 4)
@@ -120,7 +120,7 @@ def test_a_product_waits_for_its_weight_quantises_rows_once_and_reads_the_rest_m
     assert found.best == pytest.approx(weight + 8 * 0.3e-6 + moved / CHIPS["v6e"].bytes)
 
 
-def test_a_projection_reads_its_tables_and_quantises_with_the_first_heads() -> None:
+def test_a_projection_pays_for_its_rotation_tables() -> None:
     heads = HeadShape(16, 8, 128)
     size = ProductSize(1024, 4096, 1, normed=True, residual=False, heads=heads)
     assert size.grid_sizes(4096).grid(4096, 4096) == (1, 2, 4)

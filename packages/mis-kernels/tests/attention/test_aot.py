@@ -139,7 +139,7 @@ def test_a_grid_step_is_its_body_and_what_surrounds_it() -> None:
     assert read_grid([*runs, BundleRun(500, 1, busy=2)], bodies=2) == GridSchedule(600, 5, Around(31, 61))
 
 
-def test_a_grid_step_that_loops_is_its_loops_turns_and_what_some_steps_skip() -> None:
+def test_a_looping_grid_step_is_its_loops_and_skipped_bundles() -> None:
     runs = [
         BundleRun(9), BundleRun(20, 1), BundleRun(30, 1, target=1), BundleRun(5, 1, target=2, busy=1),
         BundleRun(600, 1, busy=3),
@@ -176,7 +176,7 @@ def test_a_regression_is_more_than_five_percent() -> None:
     ]
 
 
-def test_memory_that_grows_with_the_square_of_the_tokens_is_named() -> None:
+def test_memory_quadratic_in_tokens_is_named() -> None:
     def row(tokens: int, temporaries: int) -> dict:
         return {
             "name": f"growth extend {tokens} tokens",
@@ -196,7 +196,7 @@ def test_updating_the_baseline_keeps_other_programs(tmp_path: Path) -> None:
     assert baseline.load(path) == {"v5e": {"a": {"temporaries": 1}, "b": {"temporaries": 2}}, "v7x": {}}
 
 
-def test_the_stored_baseline_covers_every_heads_and_meets_the_targets() -> None:
+def test_the_baseline_covers_all_head_shapes_and_meets_targets() -> None:
     stored = baseline.load(BASELINE)
     names = {
         f"attention kv{heads.kv_heads} g{heads.group} d{heads.head_dim} bfloat16" for heads in device_head_shapes()

@@ -115,7 +115,7 @@ def last_tokens(heads: HeadShape, contexts: tuple[int, ...], rows: tuple[int, ..
 
 
 @pytest.mark.parametrize("backend", ON_CPU)
-def test_a_decoded_row_has_the_bits_of_a_prefilled_one_wherever_it_lies(backend: str) -> None:
+def test_a_decoded_row_has_the_bits_of_a_prefilled_one(backend: str) -> None:
     dtype = "bfloat16" if backend == "native" else "float32"
     chosen = choose(HEADS, dtype, backend)
     contexts = tuple(range(len(POSITIONS)))

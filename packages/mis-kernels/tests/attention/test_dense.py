@@ -87,7 +87,7 @@ def test_the_reference_takes_more_than_a_device_has() -> None:
     assert compiled_bytes("reference", 2048, 511, QWEN3, "float32") > 60 * 2**30
 
 
-def test_what_does_not_fit_in_the_smallest_blocks_is_counted_beyond_the_limit() -> None:
+def test_sizes_beyond_the_smallest_blocks_exceed_the_limit() -> None:
     longest = DenseSize(4096, 1 << 20, 8, 128)
     assert longest.rows == dense.FEWEST_ROWS
     assert longest.bytes > DENSE_BYTES

@@ -70,7 +70,7 @@ def test_no_races_and_nothing_uninitialised(case: Case, capsys: pytest.CaptureFi
 
 
 @pytest.mark.tpu
-def test_a_row_beyond_the_guard_agrees_where_contexts_share_a_tile(interpret: bool) -> None:
+def test_peaked_rows_match_where_contexts_share_a_tile(interpret: bool) -> None:
     case = CASES[1]
     segments, pages = lay_out_case(case)
     q, *others = arrays(case, pages, segments)
@@ -97,7 +97,7 @@ def test_bits_do_not_depend_on_what_neighbours_hold(spoilt: float, interpret: bo
 
 
 @pytest.mark.tpu
-def test_rows_in_pages_have_the_same_bits_in_both_layouts_and_beside_anyone(interpret: bool) -> None:
+def test_rows_in_pages_have_the_same_bits_in_both_kinds_of_step(interpret: bool) -> None:
     """So a query's keys and values are the same, whichever step computes them."""
     room = ROOM | {"dtype": "bfloat16"}
     mine, beside = (0, 0, 300, True), callers((70, 1, 9), (40, 1, 20), first=1)
@@ -136,7 +136,7 @@ def test_a_part_is_a_product(model: str, chip: str) -> None:
     assert mixed.tokens <= blocks.tokens
 
 
-def test_the_capacity_follows_the_budget_and_counts_what_long_items_reach() -> None:
+def test_tile_capacity_counts_the_budget_and_long_items() -> None:
     limits = StepLimits(contexts=256, context_tokens=1024, segment_tokens=1024, context_tiles=100)
     blocks = TpuBlocks(256, 512, 256, 256, parts=2, reach=128)
     assert tile_capacity(4096, limits, blocks) == (100 + 16) // 2 + 16 * 3

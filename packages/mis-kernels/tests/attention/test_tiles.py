@@ -155,7 +155,7 @@ def test_flat_and_peaked_weights(factor: float, interpret: bool) -> None:
     agrees(([inputs[0] * factor, *inputs[1:]], segments, scale), interpret)
 
 
-def test_the_comparison_notices_a_context_that_is_one_token_too_long(interpret: bool) -> None:
+def test_the_comparison_notices_one_context_token_too_many(interpret: bool) -> None:
     inputs, segments, scale = step(*items(0, 100, 40))
     _, shorter, _ = step(*items(0, 99, 40))
     with pytest.raises(AssertionError, match="Not equal to tolerance"):

@@ -153,7 +153,7 @@ def test_native_is_refused_where_it_cannot_run() -> None:
         norm_rope(*arguments(1, 1, 128, "float32", True), backend="native")
 
 
-def test_the_kernel_has_no_races_and_reads_nothing_it_was_not_given() -> None:
+def test_the_kernel_has_no_races_and_reads_only_its_arguments() -> None:
     given = arguments(2, 2, 128, "float32", True, tokens=512)
     strict = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
     assert_same(by_kernel(given, strict), norm_rope_reference(*given), "float32")

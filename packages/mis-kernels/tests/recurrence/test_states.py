@@ -38,7 +38,7 @@ def state_of(states: RecurrentStates, slot: int) -> RecurrentStates:
     return RecurrentStates(*(x[slot] for x in states))
 
 
-def test_items_start_from_their_querys_slot_in_the_call_that_fills_it_and_write_none() -> None:
+def test_items_start_from_a_slot_filled_in_the_same_call() -> None:
     step, items = rows_of(TOKENS), [(100, 20), (120, 1), (121, 66), (190, 3)]
     before = states_of()
     found, after = computed(
@@ -52,7 +52,7 @@ def test_items_start_from_their_querys_slot_in_the_call_that_fills_it_and_write_
         assert_bits_equal(slots[others], np.asarray(old)[others])
 
 
-def test_a_slot_may_be_read_and_written_by_one_chunk_after_another() -> None:
+def test_successive_chunks_may_read_and_write_one_slot() -> None:
     step = rows_of(TOKENS)
     found, after = computed(step, [(0, 10, EMPTY, 1), (30, 64, 1, 1), (10, 5, EMPTY, 2), (94, 7, 1, 1)])
     wanted = expected(step.at(np.r_[0:10, 30:101]))
