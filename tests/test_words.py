@@ -1,4 +1,4 @@
-"""Names in the sources keep to the glossary, axes of arrays to the list of shapes."""
+"""Names in the sources keep to the glossary, axes of arrays to the list of shapes; names of tests are short."""
 
 import ast
 import re
@@ -9,6 +9,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(ROOT.glob("packages/*/src/**/*.py"))
+FOLDERS_OF_TESTS = ("packages/*/tests", "tests", "browser", "cluster", "integrations")
+TESTS = sorted(path for folder in FOLDERS_OF_TESTS for path in ROOT.glob(f"{folder}/**/test_*.py"))
+MAX_TEST_NAME = 60
 ARRAYS = re.compile(r"(Float|Int|UInt|BFloat|Bool|Shaped|Integer|Num|Inexact)\d*")
 
 
@@ -163,3 +166,26 @@ def test_planted_classes_of_one_name_are_found(tmp_path: Path) -> None:
     one.write_text("class Plan:\n    pass\n\n\nclass _Own:\n    pass\n")
     other.write_text("class _Own:\n    pass\n\n\nclass Plan:\n    pass\n")
     assert repeated([one, other]) == ["Plan: one.py:1, other.py:5"]
+
+
+def long_tests(paths: Iterable[Path]) -> list[str]:
+    """Return the tests whose names have more than `MAX_TEST_NAME` characters."""
+    return [
+        f"{path.name}:{node.lineno} {node.name}"
+        for path in paths
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if node.name.startswith("test_") and len(node.name) > MAX_TEST_NAME
+    ]
+
+
+def test_test_names_are_short() -> None:
+    assert len(TESTS) > 200
+    assert long_tests(TESTS) == []
+
+
+def test_planted_long_test_names_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "test_module.py"
+    long = "test_" + 56 * "a"
+    path.write_text(f"def {long[:-1]}():\n    pass\n\n\nclass TestIt:\n    async def {long}(self):\n        pass\n")
+    assert long_tests([path]) == [f"test_module.py:6 {long}"]
