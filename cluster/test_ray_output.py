@@ -84,7 +84,7 @@ def test_all_parts_are_made_in_one_type(tmp_path: Path) -> None:
     again = output(tmp_path / "out")
     begin(again)
     assert again.agree("bfloat16") == "float32"
-    with pytest.raises(ConfigError, match="was made in float32, and this run computes in bfloat16"):
+    with pytest.raises(ConfigError, match="was made in float32, but this run computes in bfloat16"):
         begin(output(tmp_path / "out"), "bfloat16", overwrite=False)
 
 
@@ -92,7 +92,7 @@ def test_a_run_ends_when_another_has_taken_its_folder_over(tmp_path: Path) -> No
     first, second = output(tmp_path / "out"), output(tmp_path / "out")
     begin(first)
     begin(second)
-    with pytest.raises(ConfigError, match="is written by another run now"):
+    with pytest.raises(ConfigError, match="Another run is writing"):
         first.publish(PART, b"late")
     second.publish(PART, b"right")
     assert (tmp_path / "out" / f"{PART}.jsonl").read_bytes() == b"right"
@@ -168,9 +168,9 @@ def test_an_output_that_is_read_is_refused(tmp_path: Path) -> None:
         ("in", "model", "is the model"),
         ("in", "model/scores", "lies in the model"),
         ("in", "out2", "is a folder above the rerank template"),
-        ("in", "in/scores", "lies where .* is read"),
-        ("in", "soft/scores", "lies where .* is read"),
-        ("in/*.jsonl", "in/scores", "lies where .* is read"),
+        ("in", "in/scores", "lies within .*, so the next run"),
+        ("in", "soft/scores", "lies within .*, so the next run"),
+        ("in/*.jsonl", "in/scores", "lies within .*, so the next run"),
     ]:
         with pytest.raises(ConfigError, match=f"{message}.* use another --output") as caught:
             check(tmp_path, source, target, rerank_template=template)
@@ -202,7 +202,7 @@ def test_a_refusal_connects_to_no_cluster(tmp_path: Path, monkeypatch: pytest.Mo
     ]
     for more, message in (
         (("--output", str(tmp_path)), "--output: "),
-        (("--output", str(tmp_path / "_out"), "--score-column", "id"), "--score-column: 'id' is no name"),
+        (("--output", str(tmp_path / "_out"), "--score-column", "id"), "--score-column: 'id' cannot name"),
     ):
         done = CliRunner().invoke(main, [*arguments, *more])
         assert (done.exit_code, connected) == (1, []), done.output

@@ -78,7 +78,7 @@ def test_a_compressed_file_is_one_part(
     assert len(rows) == 1000
     assert rows == [row for part in rows_of(plain, 100) for row in part] == lines_of(file)
     monkeypatch.setattr(parts, "MAX_EXPANDED_BYTES", 10_000)
-    with pytest.raises(ConfigError, match="expands to more than 10000 bytes; expand it, or cut it into files"):
+    with pytest.raises(ConfigError, match="expands to more than 10000 bytes; expand it, or split it into files"):
         rows_of(file, 100)
 
 
@@ -105,7 +105,7 @@ def test_other_encodings_are_refused(tmp_path: Path) -> None:
     for name in ("more.jsonl.bz2", "more.parquet.gz"):
         (tmp_path / name).write_bytes(b"BZh")
         for path in (tmp_path, tmp_path / name):
-            with pytest.raises(ConfigError, match=rf"{name} is not read: of compressed files, \.jsonl\.gz"):
+            with pytest.raises(ConfigError, match=rf"{name} cannot be read; compressed files must be \.jsonl\.gz"):
                 rows_of(path, 100)
         (tmp_path / name).unlink()
     assert len(rows_of(tmp_path, 100)) == 1

@@ -29,8 +29,8 @@ many = settings(max_examples=100, deadline=None, suppress_health_check=list(Heal
 
 UNSAID = {
     "messages": ["content must be a text, not null."],  # of an assistant, without a refusal and calls
-    "input": ["must be the id of a ", "is the id of an earlier call, too."],
-    "questions": ["is the value of an earlier choice, too."],
+    "input": ["must be the id of a ", "is already the id of an earlier call."],
+    "questions": ["is already the value of an earlier choice."],
     "questions by their ids": ["needs instructions, or criteria for true or false."],
 }
 """What no JSON schema of a member can say: it depends on other members."""

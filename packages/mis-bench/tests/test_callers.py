@@ -172,11 +172,11 @@ def test_the_profile_has_baselines_and_valid_artifacts(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--profile", "callers", "--runs", "3"], "--profile callers takes --callers"),
-        (["--profile", "callers", "--workload", "track_low"], "--profile callers takes --callers"),
+        (["--profile", "callers", "--runs", "3"], "--profile callers takes only --callers"),
+        (["--profile", "callers", "--workload", "track_low"], "--profile callers takes only --callers"),
         (["--profile", "callers", "--callers", "0"], "0 is not in the range"),
-        (["--callers", "4"], "go with --profile callers"),
-        (["--profile", "smoke", "--shares", "0.5"], "go with --profile callers"),
+        (["--callers", "4"], "need --profile callers"),
+        (["--profile", "smoke", "--shares", "0.5"], "need --profile callers"),
     ],
 )
 def test_mistakes_are_one_sentence(bench: Bench, arguments: list[str], message: str) -> None:

@@ -178,12 +178,12 @@ def test_a_stored_estimate_takes_the_place_of_a_new_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("topology", "v5e:1x1", "--estimate is of topology v6e:1x1; the plan is for v5e:1x1"),
-        ("model-shape", "qwen3-4b", "--estimate is of model qwen3-0.6b; the plan is for qwen3-4b"),
-        ("query", "100", "--estimate is of query 2000; the plan is for 100"),
-        ("items", "5", "--estimate is of items 500; the plan is for 5"),
-        ("item-tokens", "9", "--estimate is of item_tokens 20.0; the plan is for 9"),
-        ("quantization", "int8", "--estimate is of quantization none; the plan is for int8"),
+        ("topology", "v5e:1x1", "--estimate is for topology v6e:1x1; the plan is for v5e:1x1"),
+        ("model-shape", "qwen3-4b", "--estimate is for model qwen3-0.6b; the plan is for qwen3-4b"),
+        ("query", "100", "--estimate is for query 2000; the plan is for 100"),
+        ("items", "5", "--estimate is for items 500; the plan is for 5"),
+        ("item-tokens", "9", "--estimate is for item_tokens 20.0; the plan is for 9"),
+        ("quantization", "int8", "--estimate is for quantization none; the plan is for int8"),
     ],
 )
 def test_an_estimate_of_something_else_is_refused(option: str, value: str, message: str, tmp_path: Path) -> None:

@@ -205,9 +205,9 @@ def test_targets_that_cannot_forget_are_not_compared(bench: Bench, fakes: Fakes)
     ("arguments", "message"),
     [
         (["--target", "engine"], "at least two targets"),
-        ([*BOTH, "--reference", "nobody"], "is no target"),
-        ([*BOTH, "--slow-items", "nobody=2"], "is no target"),
-        ([*BOTH, "--slow-items", "base=1", "--reference", "base"], "compared on the few items of base"),
+        ([*BOTH, "--reference", "nobody"], "is not a target"),
+        ([*BOTH, "--slow-items", "nobody=2"], "is not a target"),
+        ([*BOTH, "--slow-items", "base=1", "--reference", "base"], "base scores few items"),
         ([*BOTH, "--slow-items", "base"], "is not a valid integer range"),
     ],
 )

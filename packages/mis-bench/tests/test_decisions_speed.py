@@ -110,7 +110,7 @@ def test_recorded_requests_are_sent_by_one_and_by_eight(bench: Bench, tmp_path: 
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(["--slow-questions", "other=3"], "'other' is no target"), (["--requests", "nowhere"], "does not exist"),
+    [(["--slow-questions", "other=3"], "'other' is not a target"), (["--requests", "nowhere"], "does not exist"),
      (["--model", "a", "--model", "b"], "one --model")],
 )  # fmt: skip
 def test_what_cannot_be_measured_is_refused(bench: Bench, options: list[str], message: str) -> None:

@@ -19,7 +19,7 @@ from mis_kernels.aot.ranges import Range
         (["--topology", "v9:1x1"], "There is no topology 'v9:1x1'; choose from v5e:1x1"),
         (["--model-shape", "gpt-9"], "There is no model 'gpt-9'"),
         (["--workload", "text-9-2-3"], "text-9-2-3 is text"),
-        (["--workload", "loglikelihoods-9-2-3"], "asks for loglikelihoods; an estimate is of scores"),
+        (["--workload", "loglikelihoods-9-2-3"], "asks for loglikelihoods; only scores are estimated"),
         (["--dp", "2"], "dp 2 x tp 1 needs 2 devices; v6e:1x1 has 1"),
         (["--workload", "nonsense"], "'nonsense' is not a workload"),
     ],

@@ -563,18 +563,18 @@ def test_a_date_is_a_time_to_wait_for(
         (["engines"], "There is no target 'engines' to evaluate; did you mean engine?"),
         (["engine"], "name one with --model"),
         (["sglang=http://h"], "There is no target 'sglang=http://h' to evaluate; "),
-        (["mis=ftp://h"], "That is no address of a server"),
+        (["mis=ftp://h"], "The server's address is not valid"),
         (["mis=http://h,logprobs=3"], "Option 'logprobs' of mis"),
         (["cohere=http://h"], "score data is not supported by cohere."),
         (["systemone=http://h"], "score data is not supported by systemone."),
         (
             ["mis=http://h", "mis=http://h"],
-            "The target mis=http://h is named twice; tell them apart: ALIAS=mis=http://h.",
+            "The target mis=http://h is named twice; give one of them an alias: ALIAS=mis=http://h.",
         ),
         (["mis=http://127.0.0.1:9"], "http://127.0.0.1:9 does not answer"),
-        (["mis=http://h", "--gate", "accuracy>0.9"], "'accuracy>0.9' is no gate; write FIGURE>=LIMIT"),
-        (["mis=http://h", "--gate", "precision>=0.9"], "'precision>=0.9' names no figure; there are accuracy, "),
-        (["mis=http://h", "--gate", "ece@films<=0.1"], "names no slice of the data; there are books."),
+        (["mis=http://h", "--gate", "accuracy>0.9"], "'accuracy>0.9' is not a gate; write FIGURE>=LIMIT"),
+        (["mis=http://h", "--gate", "precision>=0.9"], "'precision>=0.9' names no known figure; known are accuracy, "),
+        (["mis=http://h", "--gate", "ece@films<=0.1"], "names a slice that the data does not have; known are books."),
         (["mis=http://h", "--report", "no/such/page.html"], "cannot be written: there is no folder no/such."),
         ([], "Missing argument 'TARGET...'"),
     ],
@@ -591,7 +591,7 @@ def test_errors_are_one_sentence_and_status_2(
 def test_data_that_cannot_be_read_is_an_error_too(evaluate: Callable[..., Done]) -> None:
     done = evaluate("mis=http://h", rows=[{"text": "x"}])
     assert done.status == 2
-    assert "row 1: has none of item, documents, state and input" in done.said
+    assert "row 1: must have item, documents, state or input" in done.said
 
 
 @pytest.mark.parametrize(("module", "package"), [("sklearn", "scikit-learn"), ("ir_measures", "ir-measures")])

@@ -230,7 +230,7 @@ def test_its_key_comes_from_the_environment(evaluate: Callable[..., Done], monke
         ("no-usage", None),
         ("choice-no-confidence", None),
         ("wrong-route", "/v1/systemone answered 404"),
-        ("xssi-200", "answered no JSON object: )]}'"),
+        ("xssi-200", "did not answer with a JSON object: )]}'"),
         ("reject-jev-latest", "Model not served: jev-latest"),
         ("no-null-description", "/v1/systemone answered 422"),
         ("first-question-only", "no answer to 'team'"),

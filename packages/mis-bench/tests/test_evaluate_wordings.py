@@ -202,22 +202,22 @@ LEVELLED = {"state": "s", "questions": {"level": LEVELS}, "answers": {"level": "
 
 
 def faults() -> Iterator[tuple[dict[str, Any], Any, str]]:
-    yield DECIDED, {"w": {"other": REFUND}}, "w.other: no row has an answer to a question of this id"
+    yield DECIDED, {"w": {"other": REFUND}}, "w.other: no row has an answer to a question with this id"
     yield DECIDED, {"w": {"tone": REFUND}}, "w.tone.means: must say which answer of the data each of false, true means"
     yield DECIDED, {"w": {"tone": {"type": "choice"}}}, "w.tone: must be a noul, a choice"
     yield DECIDED, {"w": {"tone": TONE | {"means": {"calm": "calm"}}}}, "w.tone.means: must have an answer for each of"
     means = dict.fromkeys(TONES, "calm")
-    yield DECIDED, {"w": {"tone": TONE | {"means": means}}}, "w.tone.means: nothing means cross"
-    yield DECIDED, {"w": {"tone": TONE | {"means": means | {"calm": 7}}}}, "w.tone.means: 7 is no answer"
+    yield DECIDED, {"w": {"tone": TONE | {"means": means}}}, "w.tone.means: no answer means cross"
+    yield DECIDED, {"w": {"tone": TONE | {"means": means | {"calm": 7}}}}, "w.tone.means: 7 is not an answer"
     yield DECIDED, {"w": {"tone": {"calm": REFUND}}}, "w.tone: has no question for cross"
     yield DECIDED, {"w": {"tone": dict.fromkeys(TONES, TONE)}}, "w.tone.calm: must be a noul question"
-    yield DECIDED, {"w": {"tone": {"angry": REFUND}}}, "w.tone.angry: is no answer of the data's question"
+    yield DECIDED, {"w": {"tone": {"angry": REFUND}}}, "w.tone.angry: is neither an answer to the data's question"
     moved = TONE | {"criteria": dict.fromkeys(["cross", "calm", "angry"])}
     yield DECIDED, {"w": {"tone": moved}}, "w.tone.means: must say which answer of the data each of cross, calm, angry"
     shifted = LEVELS | {"criteria": ["ok", "good", "best"]}
     yield LEVELLED, {"w": {"level": shifted}}, "w.level.means: must say which answer of the data each of ok, good, best"
     yield LEVELLED, {"w": {"level": {"ok": REFUND, "1": REFUND}}}, "w.level.1: is the same answer as ok"
-    yield LEVELLED, {"w": {"level": {"9" * 5000: REFUND}}}, "is no answer of the data's question"
+    yield LEVELLED, {"w": {"level": {"9" * 5000: REFUND}}}, "is neither an answer to the data's question"
     yield DECIDED, {"": {}}, "a wording must have a name"
     yield DECIDED, {"w": {"tone": 3}}, "w.tone: must be a question, or a noul question for each answer"
     yield DECIDED, [], "must be an object of 1 to 64 wordings"
@@ -228,7 +228,7 @@ def faults() -> Iterator[tuple[dict[str, Any], Any, str]]:
     yield SCORED, {"w": {"item": "{{ item + 1 }}"}}, "rows.jsonl, row 1: "
     yield SCORED, {"w": {"item": "{{ 1 // 0 }}"}}, "rows.jsonl, row 1: "
     yield SCORED, {"w": {"text": ""}}, "w: Object contains unknown field `text`"
-    yield RANKED, {"w": {}}, "wordings are of score and decide rows"
+    yield RANKED, {"w": {}}, "wordings are for score and decide rows"
 
 
 @pytest.mark.parametrize(("row", "wordings", "said"), [*faults()])
@@ -247,7 +247,7 @@ def test_every_row_is_looked_at_before_anything_is_asked(fake: FakeServer, evalu
     assert (done.status, "row 2: list object has no element 1" in done.said) == (2, True)
     rows = [SCORED, SCORED | {"labels": ["b", "a"]}]
     done = evaluate(f"mis={fake.url}", rows=rows, wordings={"w": {"labels": ["A", "B"]}})
-    assert "row 2 has another one" in done.said
+    assert "row 2 has them in another order" in done.said
     assert not fake.bodies
 
 
@@ -286,8 +286,8 @@ def test_one_failure_of_what_is_shared_fails_few_rows(fake: FakeServer, evaluate
 @pytest.mark.parametrize(
     ("row", "correction", "said"),
     [
-        (RANKED, "content-free", "Corrections are of score and decide rows"),
-        (SCORED, "permutation", "The correction permutation is of choices, and none is asked"),
+        (RANKED, "content-free", "Corrections are for score and decide rows"),
+        (SCORED, "permutation", "The correction permutation is for choices, and the data asks none"),
     ],
 )
 def test_a_correction_of_what_has_none_is_refused(

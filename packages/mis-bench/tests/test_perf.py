@@ -124,7 +124,7 @@ def test_a_slowdown_of_12_percent_fails_and_a_speedup_passes(
         ({"score": 0.3}, "head: correctness: scores differ by up to 0.0500"),
         ({"compiles": 1}, "head: 30 compilations in the timed window"),
         ({"cached_tokens": 5}, "head: the cache was not cold"),
-        ({"source": "/usr/lib"}, "which is not to be measured"),
+        ({"source": "/usr/lib"}, "which is not the code under test"),
         ({"dies": True}, "worker of the head ended with status 1: the device is on fire"),
     ],
 )

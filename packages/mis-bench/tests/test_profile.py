@@ -165,8 +165,11 @@ def test_memory_runs_are_not_for_latency(profiled) -> None:
     [
         (["--scenario", "nothing"], "is not one of"),
         ([], "Missing option '--scenario'"),
-        (["--scenario", "memory", "--target", "mis=http://127.0.0.1:1", "--profile-dir", "."], "cannot tell what lies"),
-        (["--scenario", "single", "--target", "mis=http://127.0.0.1:1"], "is profiled with --profile-dir"),
+        (
+            ["--scenario", "memory", "--target", "mis=http://127.0.0.1:1", "--profile-dir", "."],
+            "memory needs the target engine",
+        ),
+        (["--scenario", "single", "--target", "mis=http://127.0.0.1:1"], "Profiling a server needs --profile-dir"),
         (["--scenario", "single", "--target", "vllm=http://127.0.0.1:1"], "cannot be profiled"),
         (["--scenario", "single", "--workload", "nonsense"], "Write KIND-Q-N-L"),
         (["--scenario", "batch-scaling", "--workload", "track_low"], "cannot be scaled"),

@@ -74,4 +74,4 @@ def test_another_document_is_no_profile(tmp_path: Path) -> None:
     arguments = ["compare-profiles", str(tmp_path), str(tmp_path / "validation.json")]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
-    assert "is no profile, but a mis-validation-v3" in " ".join(result.stderr.split())
+    assert "is not a profile but a mis-validation-v3" in " ".join(result.stderr.split())

@@ -346,7 +346,7 @@ def test_broken_records_in_a_folder_are_not_passed_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{folder}"], "There are no results"),
+        (["{folder}"], "The given paths hold no results"),
         (["{folder}/none"], "does not exist"),
     ],
 )

@@ -460,7 +460,7 @@ def test_regression_rules(speed: float, calls: int, tail_ms: dict[str, float], v
     ("arguments", "message"),
     [
         (["--concurrency", "16", "--runs", "4"], "needs at least as many --runs"),
-        (["--trace", "mixed:1:2", "--runs", "3"], "goes without"),
+        (["--trace", "mixed:1:2", "--runs", "3"], "excludes"),
         (["--trace", "nonsense"], "Write LOAD:RATE:COUNT"),
         (["--workload", "nonsense"], "Write KIND-Q-N-L"),
         (["--target", "engine,packed"], "has no value"),

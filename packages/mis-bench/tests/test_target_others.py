@@ -163,12 +163,12 @@ def test_requests_that_cannot_be_served_are_rejected(made: Callable[..., Local],
         (build_workload("rerank-5-2-2"), "rerank not supported by .*: it only scores"),
         (replace(workload(), label_token_ids=np.array([3, VOCABULARY], np.int32)), "exceeds the vocabulary of 2048"),
         (workload("probe-9000-1-1"), "exceed the context"),
-        (replace(workload(), items=(np.zeros(0, np.int32),)), "no empty item"),
+        (replace(workload(), items=(np.zeros(0, np.int32),)), "an empty item"),
     ):
         with pytest.raises(CallFailed, match=message) as caught:
             target.score(asked)
         assert caught.value.reason == "rejected"
-    with pytest.raises(CallFailed, match="takes no layout"):
+    with pytest.raises(CallFailed, match="does not accept a layout"):
         target.score(workload(), {"scoring_algorithm": "packed"})
 
 

@@ -222,7 +222,7 @@ async def test_a_target_says_whether_it_can_forget(
 
 async def test_servers_take_no_layout(connect: Connect, fake: FakeServer, workload: Workload) -> None:
     fake.routes |= {"/v1/score": scored, "/server_info": {}}
-    with pytest.raises(CallFailed, match="takes no layout"):
+    with pytest.raises(CallFailed, match="does not accept a layout"):
         (await connect(f"mis={fake.url}")).prepare(workload, {"scoring_algorithm": "packed"})
 
 
@@ -286,8 +286,8 @@ async def test_a_server_has_5_seconds_for_health_and_30_for_a_score(
         ("sglang=http://h:1", {"admin_key": "k"}, "'admin_key' of sglang=http://h:1: Extra inputs are not"),
         ("openai=http://h:1", {"token_ids": "true", "logprobs": "0"}, "Option 'logprobs' .*greater than 0"),
         ("openai=http://h:1", {"token_ids": "perhaps"}, "Option 'token_ids' .*valid boolean"),
-        ("mis=localhost:30000", {}, "no address of a server"),
-        ("mis=http://h:port", {}, "no address of a server"),
+        ("mis=localhost:30000", {}, "address is not valid"),
+        ("mis=http://h:port", {}, "address is not valid"),
         ("sglang=http://me:hush@host:1", {}, "without user or password"),
     ],
 )

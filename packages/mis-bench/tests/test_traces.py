@@ -97,7 +97,7 @@ def test_recorded_requests_are_sent_as_they_were(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("", "has 1 to 50,000 lines"), ('{"state": "a"}', "requests.jsonl:1: questions: Field required"),
+    [("", "must have 1 to 50,000 lines"), ('{"state": "a"}', "requests.jsonl:1: questions: Field required"),
      ('{"state": "a", "questions": {}}', "requests.jsonl:1: questions: "),
      ("{", "requests.jsonl:1: line: Invalid JSON")],
 )  # fmt: skip

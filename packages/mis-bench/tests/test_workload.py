@@ -152,7 +152,7 @@ def test_questions_of_system_one_are_of_all_kinds() -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("systemone-3-1-1@256", "has 256 options; at most 255"), ("systemone-3-1-1@1", "a choice has at least 2 options"),
+    [("systemone-3-1-1@256", "has 256 options; at most 255"), ("systemone-3-1-1@1", "needs at least 2 options"),
      ("systemone-3-9999-1@255", "tokens; at most 2,000,000"), ("decisions-3-1-1@3", "only scores have labels")],
 )  # fmt: skip
 def test_questions_that_nobody_may_ask_are_refused(name: str, message: str) -> None:

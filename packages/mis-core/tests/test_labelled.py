@@ -22,9 +22,9 @@ DECIDE = {"state": {"subject": "Late"}, "questions": QUESTIONS, "answers": {"ref
 CLASSIFY = {"input": "A film.", "label": "good"}
 
 LABELS = "a list of at least two different texts, unless --labels gives them"
-LABEL = "one of the labels ['no', 'yes'], or its place, counted from 0"
+LABEL = "one of the labels ['no', 'yes'], or its index, counted from 0"
 RELEVANCE = "a list of 2 numbers, 0 or more, one for each document"
-OBJECT = "an object, in a table as a text of JSON"
+OBJECT = "an object; in a table, its JSON text"
 ANSWER = "true or false, an option or a level"
 
 
@@ -116,8 +116,8 @@ def test_labels_of_a_row_may_come_from_the_command(tmp_path: Path) -> None:
     ("row", "message"),
     [
         ("{", "line 1: is not JSON: "),
-        ([1], "row 1: is no object."),
-        ({"text": "x"}, "row 1: has none of item, documents, state and input, by which its kind is known."),
+        ([1], "row 1: is not an object."),
+        ({"text": "x"}, "row 1: must have item, documents, state or input, which tells its kind."),
         (CLASSIFY | {"weight": 0}, "row 1: weight must be a number above 0, at most 1,000,000; it is not 0.0."),
         (CLASSIFY | {"weight": True}, "row 1: weight must be a number; it is not True."),
         (CLASSIFY | {"weight": "1"}, "row 1: weight must be a number; it is not '1'."),
@@ -137,7 +137,7 @@ def test_labels_of_a_row_may_come_from_the_command(tmp_path: Path) -> None:
         (RERANK | {"relevance": [1, True]}, f"row 1: relevance must be {RELEVANCE}; it is not True."),
         (DECIDE | {"questions": [1]}, "row 1: questions must be an object; it is not [1]."),
         (DECIDE | {"questions": "{"}, f"row 1: questions must be {OBJECT}; it is not '{{'."),
-        (DECIDE | {"answers": {"x": 1}}, "row 1: answers must be answers of the questions there are; it is not 'x'."),
+        (DECIDE | {"answers": {"x": 1}}, "row 1: answers must be answers to the row's questions; it is not 'x'."),
         (DECIDE | {"answers": {"refund": 0.5}}, f"row 1: answers.refund must be {ANSWER}; it is not 0.5."),
         (CLASSIFY | {"label": 10**400}, "row 1: label must be a text; it is not 1"),
     ],
@@ -149,7 +149,7 @@ def test_what_is_wrong_is_one_sentence_with_row_and_field(tmp_path: Path, row: A
 
 
 def test_a_file_is_of_one_kind_and_not_empty_nor_endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert refused(tmp_path, SCORE, CLASSIFY) == "FILE, row 2: is of kind classify, and the first row of kind score."
+    assert refused(tmp_path, SCORE, CLASSIFY) == "FILE, row 2: is of kind classify, but the first row is of kind score."
     assert refused(tmp_path, "", "  ") == "FILE: has no rows."
     monkeypatch.setattr(labelled, "MAX_ROWS", 2)
     assert len(read(tmp_path, CLASSIFY, CLASSIFY).rows) == 2
@@ -178,7 +178,7 @@ def test_questions_of_a_table_are_objects_or_texts(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist([as_texts, other]), table)
     assert [row.answers for row in read_labelled(table).rows] == [DECIDE["answers"], {"refund": False}]
     (tmp_path / "rows.parquet").write_bytes(b"no table")
-    with pytest.raises(ConfigError, match="is not a Parquet file that can be read"):
+    with pytest.raises(ConfigError, match="cannot be read as Parquet"):
         read_labelled(table)
 
 

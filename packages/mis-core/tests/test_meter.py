@@ -68,7 +68,7 @@ def test_a_request_that_is_too_much_work_is_refused_as_a_whole(
         lambda: RERANK.read(body, tokenizer, limits, None),
         lambda: run_blocking(service.answer(RERANK, body)),
     ):
-        with pytest.raises(RequestError, match="cost more than 200 characters") as caught:
+        with pytest.raises(RequestError, match="count as more than 200 characters") as caught:
             read()
         assert (caught.value.code, caught.value.param) == ("too_many_tokens", None)
     ids = {"query": [1], "items": [[2]] * 100, "label_token_ids": [3]}

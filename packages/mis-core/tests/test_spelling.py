@@ -76,5 +76,5 @@ def test_tokens_that_end_an_answer_are_those_of_all_files(tmp_path: Path, ids: o
 def test_what_is_no_token_ends_no_answer_but_the_start(tmp_path: Path, ids: object) -> None:
     directory = tiny_checkpoint(tmp_path, "qwen3", num_hidden_layers=1)
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
-    with pytest.raises(ModelError, match=r"generation_config\.json: eos_token_id .* is no id of a token"):
+    with pytest.raises(ModelError, match=r"generation_config\.json: eos_token_id .* is not a token id"):
         Tokenizer.from_pretrained(directory)

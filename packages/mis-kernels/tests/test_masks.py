@@ -124,5 +124,5 @@ def test_what_is_not_of_this_form_is_named() -> None:
             intervals_of_delimiters(np.array(tokens, np.int32), 9)
     with pytest.raises(ValueError, match="rows: 4 are fewer"):
         intervals_of_lengths(3, np.array([2], np.int32), rows=4)
-    with pytest.raises(ValueError, match="not negative"):
+    with pytest.raises(ValueError, match="not be negative"):
         intervals_of_lengths(-1, np.array([2], np.int32))

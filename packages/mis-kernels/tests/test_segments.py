@@ -62,7 +62,7 @@ def test_a_paged_segment_sees_itself_through_its_pages() -> None:
         ({"paged": np.array([False, True])}, "multiple of the page size"),
         ({"context_ids": np.array([0, 1], np.int32)}, "page table of 1 contexts"),
         ({"context_lens": np.array([70, 129], np.int32)}, "needs more than 2 pages"),
-        ({"window": 0}, "window: a token sees itself at least, not 0 positions"),
+        ({"window": 0}, "window: must be at least 1, not 0"),
         ({"tile_capacity": (0, 1)}, "capacity: the step needs 1 visits of context tiles"),
         ({"tile_capacity": (1, 0)}, "capacity: the step needs 1 own tiles"),
     ],

@@ -96,7 +96,7 @@ def test_gates_with_biases_are_left_to_xla(interpret: bool) -> None:
 
 
 def test_rows_that_no_tile_of_int8_holds_are_refused() -> None:
-    with pytest.raises(ValueError, match="48 rows, 128 summands, 256 columns; rows are a multiple of 32"):
+    with pytest.raises(ValueError, match="48 rows, 128 summands, 256 columns; rows must be a multiple of 32"):
         products.tpu_quantized_product(rows_of(48, 128), stack(128, 256), LAYER)
 
 

@@ -113,7 +113,7 @@ def test_a_calibration_of_another_model_ends_the_start_or_warns(
     weights[len(weights) // 2] ^= 1
     (other / "model.safetensors").write_bytes(weights)
     shutil.copy(calibrated, other / "mis-calibration.json")
-    why = r"--calibration: .* was fitted to another model: weights is not that"
+    why = r"--calibration: .* was fitted to another model, which differs in weights"
     with pytest.raises(RuntimeError, match=why), running_server(other, *ENGINE):
         pass
     body = {"query": QUERY, "items": ["A cat."], "labels": LABELS, "apply_softmax": True}

@@ -162,7 +162,7 @@ def test_an_output_is_not_continued_in_another_type(score: Any, tmp_path: Path) 
     rows = score(texts, "--query", "q ", *LABELS)[2]
     code, error, left = score(texts, "--query", "q ", *LABELS, "--dtype", "bfloat16")
     assert (code, left) == (1, rows)
-    assert "was made in float32, and this run computes in bfloat16; use --dtype float32" in error
+    assert "was made in float32, but this run computes in bfloat16; use --dtype float32" in error
     # Made elsewhere, and interrupted there: here auto may choose another type.
     here = "float32" if native.why_not() else "bfloat16"
     elsewhere = "bfloat16" if here == "float32" else "float32"

@@ -250,7 +250,7 @@ def test_a_fault_of_every_row_is_reported_before_any_is_asked(
         (b"{", "is not JSON: Input data was truncated."),
         (b"\xff", "is not JSON: "),
         (b"[" * 5000, "is not JSON: "),
-        (b"[1]", "holds no object of questions by their ids."),
+        (b"[1]", "must hold an object of questions, keyed by id."),
     ],
 )
 def test_a_file_that_holds_no_questions_is_one_line(files: Path, content: bytes | None, message: str) -> None:

@@ -89,8 +89,8 @@ REFUSED = [
     ("a.jsonl", "elsewhere/new", "elsewhere/new lies in the model (model)"),
     ("a.jsonl", "part of the model", "part of the model is a file of the model (model)"),
     ("a.jsonl", "template.jinja", "template.jinja is the rerank template"),
-    ("a.jsonl", "thesis.txt", "thesis.txt exists, and no note thesis.txt.job proves that this command wrote it"),
-    ("a.jsonl", "out.jsonl", "out.jsonl.job is not a note of this command, which writes one there"),
+    ("a.jsonl", "thesis.txt", "thesis.txt exists, but no note thesis.txt.job shows that this command wrote it"),
+    ("a.jsonl", "out.jsonl", "out.jsonl.job was not written by this command, which keeps a note there"),
     ("a.jsonl", "in", "in is a folder"),
 ]
 
@@ -173,7 +173,7 @@ def test_a_copy_that_finds_no_room_is_one_line(files: Path) -> None:
     done = subprocess.run(limited, input=b'"a long line of text"\n' * 10_000, capture_output=True, timeout=300)
     assert done.returncode == 1
     assert b"Error: --items: standard input is copied to " in done.stderr
-    assert b"cannot hold it: File too large; name another folder by TMPDIR" in done.stderr
+    assert b"cannot hold it: File too large; name another folder with TMPDIR" in done.stderr
     assert not Path("new").exists()
 
 

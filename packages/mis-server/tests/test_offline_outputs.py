@@ -103,13 +103,13 @@ def test_two_runs_do_not_write_one_file(scorer: PretendedScorer) -> None:
         assert first.resume(overwrite=False) == second.resume(overwrite=False) == (0, 0)
         with first.opened("float32"):
             for overwrite in (False, True):
-                with asked() as third, pytest.raises(ConfigError, match="is written by another run now; this one"):
+                with asked() as third, pytest.raises(ConfigError, match="Another run is writing"):
                     third.resume(overwrite=overwrite)
             asyncio.run(first.append([InputRow("q", ["a"], answer=[[1.0]])]))
     before = contents()
     with asked() as second, asked() as third:
         second._starts_over = True  # as `resume` found before there was a file
-        with pytest.raises(ConfigError, match="is written by another run now"), second.opened("float32"):
+        with pytest.raises(ConfigError, match="Another run is writing"), second.opened("float32"):
             pass
     assert contents() == before
     with asked() as third:  # the twin
@@ -158,7 +158,7 @@ def test_dev_stdout_is_standard_output(scorer: PretendedScorer, capfd: pytest.Ca
     assert capfd.readouterr().out.encode() == SCORED
     assert Path("/dev/stdout").is_symlink()
     assert not Path("/dev/stdout.job").exists()
-    message = "writes a folder, which standard output is not"
+    message = "writes a folder, not to standard output"
     assert message in refused("--items", "items.jsonl", "--output", "/dev/stdout", "--output-format", "parquet")
 
 
@@ -233,7 +233,7 @@ def test_an_output_with_more_rows_than_the_input_is_refused(scorer: PretendedSco
     pq.write_table(pa.table({"scores": [[[1.0]]], "error": pa.nulls(1)}), f"o.parquet/{2:015d}.parquet")
     for output, rows in (("o.jsonl", 4), ("o.parquet", 3)):
         before = contents()
-        with pytest.raises(ConfigError, match=f"has {rows} rows, where the input has 2"):
+        with pytest.raises(ConfigError, match=f"has {rows} rows, but the input has 2"):
             score(output)
         assert contents() == before
 

@@ -167,8 +167,8 @@ def test_an_input_of_lines_or_without_rows_has_parts_too(checkpoint: Path, tmp_p
     [
         (b"no", (), "Error: --items: {items} cannot be read: Parquet"),
         (pa.table({"a": ["b"]}), (), "Error: --items: {items} has neither a column item nor a column items, but a."),
-        (ITEMS, ("--score-column", "id"), "Error: --score-column: 'id' is no name for the scores; "),
-        (ITEMS, ("--output", "-", "--output-format", "parquet"), "standard output is not; name one"),
+        (ITEMS, ("--score-column", "id"), "Error: --score-column: 'id' cannot name the scores; "),
+        (ITEMS, ("--output", "-", "--output-format", "parquet"), "not to standard output; name one"),
     ],
 )
 def test_what_cannot_be_read_or_written_is_one_line(

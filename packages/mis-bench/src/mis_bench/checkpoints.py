@@ -49,7 +49,7 @@ def _random(name: str) -> Path:
     shape, divisor = match.groups("1") if match else ("", "")
     if shape not in SHAPES:
         known = ", ".join(sorted(SHAPES))
-        raise CheckpointError(f"There is no shape {name[:80]!r}; known are {known}, also as SHAPE/DIVISOR.")
+        raise CheckpointError(f"There is no shape {name[:80]!r}; known are {known}. SHAPE/DIVISOR divides one.")
     folder = cache_folder() / f"{shape}-{divisor}-{mis_bench.__version__}"
     if not folder.is_dir():
         try:

@@ -21,7 +21,7 @@ Kind = Literal[
 def _below(path: str) -> str:
     parts = PurePosixPath(path)
     if not parts.parts or parts.is_absolute() or ".." in parts.parts or "\0" in path:
-        raise ValueError("it is no path below the folder")
+        raise ValueError("it is not a path below the folder")
     return path
 
 

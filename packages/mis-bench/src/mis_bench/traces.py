@@ -105,7 +105,7 @@ def _recorded(name: str) -> Trace:
     except ValueError as error:
         raise WorkloadNameError(str(error)) from None
     if not 0 < len(found) <= MAX_ARRIVALS:
-        raise WorkloadNameError(f"{name}: a file of requests has 1 to {MAX_ARRIVALS:,} lines.")
+        raise WorkloadNameError(f"{name}: a file of requests must have 1 to {MAX_ARRIVALS:,} lines.")
     none = labels(0)
     asked = (Workload(name, state, questions, none, task="systemone") for state, questions in found)
     return Trace(name, tuple(Arrival(None, workload) for workload in asked))

@@ -179,7 +179,7 @@ def build_workload(name: str = CANONICAL) -> Workload:
     if sizes is None or (at and not re.fullmatch(_NUMBER, digits)):
         raise WorkloadNameError(
             f"{name[:40]!r} is not a workload. Write KIND-Q-N-L for Q query tokens and N items of L tokens, such as "
-            f"{CANONICAL}; or one of {', '.join(PRODUCTION)}; and @8 behind it for 8 labels."
+            f"{CANONICAL}; or one of {', '.join(PRODUCTION)}; add @8 for 8 labels."
         )
     task = task_of(name)
     if at and task not in ("score", "systemone"):
@@ -195,7 +195,7 @@ def build_workload(name: str = CANONICAL) -> Workload:
         if count > most:
             raise WorkloadNameError(f"{name} has {count:,} {what}; at most {most:,} are allowed.")
     if options == 1:
-        raise WorkloadNameError(f"{name[:40]!r}: a choice has at least 2 options.")
+        raise WorkloadNameError(f"{name[:40]!r}: a choice needs at least 2 options.")
     if options:
         return Workload(name, *state_and_questions(inputs, sizes, options), labels(0), task=task)
     query, items = KINDS.get(kind, uniform)(inputs, sizes)

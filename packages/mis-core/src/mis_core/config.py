@@ -303,8 +303,8 @@ class EngineConfig:
             )
         if self.decision_head is not None and self.decision_prompt is not None:
             raise ConfigError(
-                "decision_prompt has no meaning for a pointer head (decision_head, or a model that is its folder), "
-                "which has prompts of its own.",
+                "decision_prompt cannot be set for a pointer head (decision_head, or its folder as the model), "
+                "which has its own prompts.",
                 "decision_prompt",
             )
         if not self.enable_mis:

@@ -34,7 +34,7 @@ def resolve(config: EngineConfig) -> EngineConfig:
         ModelError: as `resolve_model`, or a folder with a pointer head names no model.
     """
     if config.revision is not None and Path(config.model).exists():
-        raise ConfigError("revision is of a model that is given by name; this one is a path.", "revision")
+        raise ConfigError("revision is for a model that is given by name; this one is a path.", "revision")
     model = resolve_model(config.model, config.revision, config.download_dir)
     config = dataclasses.replace(config, calibration=calibration_beside(config, model))
     package = None if config.decision_head is not None else _package_of(model)
@@ -77,7 +77,7 @@ def _package_of(model: Path) -> _Package | None:
             return msgspec.json.decode(file.read(_MOST_BYTES).removeprefix(b"\xef\xbb\xbf"), type=_Package)
     except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise ModelError(
-            f"{path}: names no model that it was trained on ({str(error)[:200]}). Serve that model with "
+            f"{path}: does not name the model that it was trained on ({str(error)[:200]}). Serve that model with "
             f"--decision-head {model}."
         ) from None
 

@@ -81,7 +81,7 @@ class DecideRow(LabelledRow):
     """Questions about a state, as System One has them, and by their ids the right answers.
 
     An answer is True or False of a `noul` question, the name of an option of a `choice`, and of a `score` the text of
-    the level or its place, counted from 0. Nothing is compared of questions without an answer.
+    the level or its index, counted from 0. Nothing is compared of questions without an answer.
     """
 
     kind: ClassVar[Kind] = "decide"
@@ -157,7 +157,7 @@ def read_labelled(path: Path, labels: Sequence[str] = ()) -> Labelled:
             raise _error(f"{path}: has more than {MAX_ROWS:,} rows. Take a sample of them.")
         row = _Reader(f"{path}, row {number + 1}", str(number), fields).row(labels)
         if rows and row.kind != rows[0].kind:
-            raise _error(f"{row.where}: is of kind {row.kind}, and the first row of kind {rows[0].kind}.")
+            raise _error(f"{row.where}: is of kind {row.kind}, but the first row is of kind {rows[0].kind}.")
         rows.append(row)
     if not rows:
         raise _error(f"{path}: has no rows.")
@@ -255,7 +255,7 @@ def _rows_of_table(path: Path) -> Iterator[Any]:
         for batch in pq.ParquetFile(path).iter_batches(batch_size=1024):
             yield from batch.to_pylist()
     except pa.ArrowException as error:
-        raise _error(f"{path}: is not a Parquet file that can be read: {error}.") from None
+        raise _error(f"{path}: cannot be read as Parquet: {error}.") from None
 
 
 class _Reader:
@@ -263,7 +263,7 @@ class _Reader:
 
     def __init__(self, where: str, number: str, fields: Any) -> None:
         if not isinstance(fields, dict):
-            raise _error(f"{where}: is no object.")
+            raise _error(f"{where}: is not an object.")
         self._where = where
         self._number = number
         self._fields = {name: value for name, value in fields.items() if value is not None}
@@ -288,7 +288,7 @@ class _Reader:
             return self._decide(common)
         if "input" in self._fields:
             return ClassifyRow(**common, input=self._text("input"), label=self._text("label"))
-        raise _error(f"{self._where}: has none of item, documents, state and input, by which its kind is known.")
+        raise _error(f"{self._where}: must have item, documents, state or input, which tells its kind.")
 
     def _score(self, common: dict[str, Any], labels: Sequence[str]) -> ScoreRow:
         own = tuple(self._texts("labels") if "labels" in self._fields else labels)
@@ -299,7 +299,7 @@ class _Reader:
         if isinstance(label, str) and label in own:
             label = own.index(label)
         if not isinstance(label, int) or isinstance(label, bool) or not 0 <= label < len(own):
-            raise self._wrong("label", f"one of the labels {list(own)}, or its place, counted from 0", label)
+            raise self._wrong("label", f"one of the labels {list(own)}, or its index, counted from 0", label)
         return ScoreRow(**common, query=self._text("query"), item=self._text("item"), labels=own, label=label)
 
     def _rerank(self, common: dict[str, Any]) -> RerankRow:
@@ -317,7 +317,7 @@ class _Reader:
         questions, answers = self._object("questions"), self._object("answers")
         for name, answer in answers.items():
             if name not in questions:
-                raise self._wrong("answers", "answers of the questions there are", name)
+                raise self._wrong("answers", "answers to the row's questions", name)
             if not isinstance(answer, bool | str | int):
                 raise self._wrong(f"answers.{name}", "true or false, an option or a level", answer)
         return DecideRow(**common, state=self._fields["state"], questions=questions, answers=answers)
@@ -340,7 +340,7 @@ class _Reader:
             try:
                 value = msgspec.json.decode(value)
             except msgspec.DecodeError:
-                raise self._wrong(name, "an object, in a table as a text of JSON", value) from None
+                raise self._wrong(name, "an object; in a table, its JSON text", value) from None
         if not isinstance(value, dict):
             raise self._wrong(name, "an object", value)
         return {key: each for key, each in value.items() if each is not None}

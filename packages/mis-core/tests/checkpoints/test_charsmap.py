@@ -88,12 +88,12 @@ BROKEN: dict[str, object] = {
 
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_broken_map_is_refused(kind: str) -> None:
-    with pytest.raises(ModelError, match=r"tokenizer\.json: a broken precompiled_charsmap"):
+    with pytest.raises(ModelError, match=r"tokenizer\.json: precompiled_charsmap is broken"):
         check_charsmaps(Path("tokenizer.json"), normalizer(BROKEN[kind]))
 
 
 def test_a_map_beyond_all_measure_is_refused() -> None:
-    with pytest.raises(ModelError, match="of at most"):
+    with pytest.raises(ModelError, match="at most"):
         check_charsmaps(Path("tokenizer.json"), normalizer(packed(np.zeros(1 << 21, np.uint32))))
 
 
@@ -103,10 +103,10 @@ def test_a_chain_without_end_and_maps_without_number_are_refused() -> None:
     places = np.arange(1, len(units) - 512)
     for base in places.tolist():  # byte 1 leads from each to the next but one
         units[base ^ 1] = ((base ^ 1) ^ (base + 1)) << 10 | 1
-    with pytest.raises(ModelError, match="a broken precompiled_charsmap"):
+    with pytest.raises(ModelError, match="precompiled_charsmap is broken"):
         check_charsmaps(Path("tokenizer.json"), normalizer(packed(units)))
     several = [normalizer(packed(UNITS))] * 80
-    with pytest.raises(ModelError, match=r"of at most .* together"):
+    with pytest.raises(ModelError, match=r"at most .* are allowed"):
         check_charsmaps(Path("tokenizer.json"), {"normalizers": several})
 
 

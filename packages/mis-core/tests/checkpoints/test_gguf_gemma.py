@@ -146,7 +146,7 @@ _REFUSED: dict[str, tuple[str, Write, str]] = {
     "two bases": (
         "gemma2",
         lambda writer: writer.add_rope_freq_base_swa(2e4),
-        "rope.freq_base_swa = 20000.0 is not that of the other layers",
+        "rope.freq_base_swa = 20000.0 differs from the other layers",
     ),
     "pattern": (
         "gemma3",

@@ -68,10 +68,10 @@ def test_one_row_may_be_stored_as_a_list(tmp_path: Path, shape: tuple[int, ...])
 
 
 _REFUSED: dict[str, tuple[Write, str]] = {
-    "mean": (lambda writer: writer.add_pooling_type(gguf.PoolingType.MEAN), "pooling_type = 1 (mean) is of a model"),
-    "last": (lambda writer: writer.add_pooling_type(gguf.PoolingType.LAST), "pooling_type = 3 (last) is of a model"),
-    "new": (lambda writer: writer.add_uint32("qwen3.pooling_type", 5), "pooling_type = 5 is of a model"),
-    "text": (lambda writer: writer.add_string("qwen3.pooling_type", "rank"), "pooling_type = rank is of a model"),
+    "mean": (lambda writer: writer.add_pooling_type(gguf.PoolingType.MEAN), "pooling_type = 1 (mean) marks an embed"),
+    "last": (lambda writer: writer.add_pooling_type(gguf.PoolingType.LAST), "pooling_type = 3 (last) marks an embed"),
+    "new": (lambda writer: writer.add_uint32("qwen3.pooling_type", 5), "pooling_type = 5 marks an embedding"),
+    "text": (lambda writer: writer.add_string("qwen3.pooling_type", "rank"), "pooling_type = rank marks an embedding"),
     "fewer labels": (labelled("yes"), "classifier.output_labels must name the 2 rows of cls.output.weight."),
     "no labels": (lambda writer: (rank(writer), writer.add_string("qwen3.classifier.output_labels", "yes")),
                   "classifier.output_labels must name the 2 rows"),

@@ -139,20 +139,20 @@ Paths = list[Path]
 # What is done to three parts, which file the sentence names, and what it says.
 _FAULTS: dict[str, tuple[Callable[[Paths], object], int, str]] = {
     "missing": (lambda paths: paths[2].unlink(), 2, f"missing, though {NAME.format(1)} is there."),
-    "a folder": (lambda paths: (paths[2].unlink(), paths[2].mkdir()), 2, "a folder stands where a file is needed."),
+    "a folder": (lambda paths: (paths[2].unlink(), paths[2].mkdir()), 2, "is a folder, not a file."),
     "truncated": (lambda paths: paths[1].write_bytes(paths[1].read_bytes()[:60]), 1, "a truncated or broken GGUF file"),
     "no part": (lambda paths: paths[1].write_text("[]"), 1, "not a GGUF file"),
     "another": (lambda paths: paths[1].write_bytes(paths[2].read_bytes()), 1, "split.no = 2, but by its name it is 1."),
-    "unnumbered": (lambda paths: write_part(paths[1], None, ["b.weight"]), 1, "split.no is missing or no whole number"),
+    "unnumbered": (lambda paths: write_part(paths[1], None, ["b.weight"]), 1, "split.no is missing or not a whole"),
     "twice": (lambda paths: write_part(paths[1], 1, ["a.weight"]), 0,
               f"both {NAME.format(1)} and {NAME.format(2)} hold tensor a.weight."),
     "fewer": (lambda paths: write_part(paths[1], 1, []), 0, "split.tensors.count = 4, but its 3 parts have 3."),
     "more": (lambda paths: write_part(paths[1], 1, ["b.weight", "d.weight"]), 0, "but its 3 parts have 5."),
-    "other count": (lambda paths: write_part(paths[1], 1, ["b.weight"], 2), 1, "split.count is not that of model"),
-    "other total": (lambda paths: write_part(paths[1], 1, ["b.weight"], 3, 5), 1, "split.tensors.count is not that of"),
+    "other count": (lambda paths: write_part(paths[1], 1, ["b.weight"], 2), 1, "split.count differs from that of"),
+    "other total": (lambda paths: write_part(paths[1], 1, ["b.weight"], 3, 5), 1, "split.tensors.count differs from"),
     "other model": (lambda paths: write_part(paths[1], 1, ["b.weight"], architecture="llama"), 1,
-                    f"general.architecture is not that of {NAME.format(1)}; it is a part of another model."),
-    "other name": (lambda paths: write_part(paths[1], 1, ["b.weight"], name="Other"), 1, "general.name is not that of"),
+                    f"general.architecture differs from that of {NAME.format(1)}; it is part of another model."),
+    "other name": (lambda paths: write_part(paths[1], 1, ["b.weight"], name="Other"), 1, "general.name differs from"),
 }  # fmt: skip
 
 

@@ -124,8 +124,8 @@ def test_the_end_of_a_turn_of_gemma_ends_an_answer() -> None:
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"ggml.scores": None}, "tokenizer.ggml.scores is missing or no list of float"),
-    ({"ggml.scores": [0.5]}, "tokens and the scores of 1"),
+    ({"ggml.scores": None}, "tokenizer.ggml.scores is missing or not a list of float"),
+    ({"ggml.scores": [0.5]}, "tokens, but 1 scores"),
     ({"ggml.unknown_token_id": -1}, "tokenizer.ggml.unknown_token_id = -1 is not a token id"),
 ])  # fmt: skip
 def test_broken_fields_are_refused_by_name(change: dict[str, Any], message: str) -> None:
@@ -134,8 +134,8 @@ def test_broken_fields_are_refused_by_name(change: dict[str, Any], message: str)
 
 
 @pytest.mark.parametrize(("made", "message"), [
-    (handmade(a=-1, b=-2, ab=-3, ba=-3), "tokenizer.ggml.scores: 'ab' and 'ba' have the same, so nothing says which"),
-    (handmade(a=-1, ab=-3), "tokenizer.ggml.tokens has 'ab', joined of a character that is no piece"),
+    (handmade(a=-1, b=-2, ab=-3, ba=-3), "tokenizer.ggml.scores: 'ab' and 'ba' have the same score, so it is"),
+    (handmade(a=-1, ab=-3), "tokenizer.ggml.tokens has 'ab', one of whose characters is not a piece"),
     (handmade(a=-1) | {"ggml.tokens": ["a"] * 260}, "tokenizer.ggml.tokens has 'a' twice"),
     (handmade(a=-1) | {"ggml.tokens": [str(number) for number in range(260)]}, "tokens has no piece <0x00>"),
     (handmade(a=float("nan")), "tokenizer.ggml.scores has NaN or infinity"),

@@ -132,12 +132,12 @@ def test_ends_and_beginnings_follow_the_file() -> None:
     ({"ggml.pre": "gpt-9"}, "tokenizer.ggml.pre 'gpt-9' is not known; known: gpt2 with pre smollm, llama-bpe, qwen2, "),
     ({"ggml.model": "t5"}, "tokenizer.ggml.model 't5' is not known"),
     ({"ggml.tokens": None}, "tokenizer.ggml.tokens is missing"),
-    ({"ggml.tokens": [1]}, "tokenizer.ggml.tokens is missing or no list of str"),
-    ({"ggml.token_type": [1]}, "tokens and the types of 1"),
+    ({"ggml.tokens": [1]}, "tokenizer.ggml.tokens is missing or not a list of str"),
+    ({"ggml.token_type": [1]}, "tokens, but 1 types"),
     ({"ggml.merges": ["a q9"]}, "tokenizer.ggml.merges do not fit the tokens"),
     ({"ggml.merges": ["a"]}, "tokenizer.ggml.merges do not fit the tokens"),
     ({"ggml.eos_token_id": 1 << 20}, "tokenizer.ggml.eos_token_id = 1048576 is not a token id"),
-    ({"chat_template": 7}, "tokenizer.chat_template is no text"),
+    ({"chat_template": 7}, "tokenizer.chat_template is not a text"),
 ])  # fmt: skip
 def test_what_is_wrong_is_said_by_name(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=re.escape(message)):

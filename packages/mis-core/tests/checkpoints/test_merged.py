@@ -226,7 +226,7 @@ BROKEN = {
     "no settings": (lambda folder: (folder / "adapter_config.json").unlink(), "adapter_config.json: missing"),
     "no weights": (lambda folder: _weights(folder).unlink(), "adapter_model.safetensors: missing"),
     "torn": (lambda folder: _weights(folder).write_bytes(b"\x00" * 9), "truncated or not a safetensors file"),
-    "another kind": (changed_settings(peft_type="IA3"), "peft_type is 'IA3'; LoRA adapters are merged"),
+    "another kind": (changed_settings(peft_type="IA3"), "peft_type is 'IA3'; only LoRA adapters can be merged"),
     "dora": (changed_settings(use_dora=True), "use_dora = True cannot be merged"),
     "bias": (changed_settings(bias="lora_only"), "bias = 'lora_only' cannot be merged"),
     "new field": (changed_settings(brand_new=3), "brand_new = 3 is not understood"),
@@ -235,24 +235,24 @@ BROKEN = {
     "rank of text": (changed_settings(r="8"), "Expected `int`"),
     "rank of 0": (changed_settings(rank_pattern={"q_proj": 0}), "a rank must be at least 1"),
     "alpha of text": (changed_settings(lora_alpha="x"), "Expected `float`"),
-    "tokens without rows": (changed_settings(trainable_token_indices=[3]), "come together; one is missing"),
+    "tokens without rows": (changed_settings(trainable_token_indices=[3]), "must be given together"),
     "rows without tokens": (
         changed_tensors(lambda tensors: tensors.update({ROWS: np.zeros((1, 64), np.float32)})),
-        "come together; one is missing",
+        "must be given together",
     ),
-    "tokens of another module": (changed_settings(trainable_token_indices={"lm_head": [3]}), "names lm_head, not only"),
+    "tokens of another module": (changed_settings(trainable_token_indices={"lm_head": [3]}), "only, not lm_head"),
     "a token twice": (changed_settings(trainable_token_indices=[3, 3]), "names a token twice"),
     "a token beyond": (with_rows([3, 1 << 20], (2, 64)), "are not all rows of model.embed_tokens.weight"),
-    "rows of another width": (with_rows([3, 4], (2, 63)), r"it should be floats of \(2, 64\)"),
+    "rows of another width": (with_rows([3, 4], (2, 63)), r"it must be floats of \(2, 64\)"),
     "no targets": (changed_settings(target_modules=None), "missing required field `target_modules`"),
-    "broken pattern": (changed_settings(target_modules="(q_proj"), "is no regular expression"),
-    "nested pattern": (changed_settings(target_modules="(" * 400 + "q" + ")" * 400), "does not name|no regular"),
-    "recursive pattern": (changed_settings(target_modules="(?R)"), "none of Python's"),
-    "fuzzy pattern": (changed_settings(target_modules="(q_proj){e<=9}"), "none of Python's"),
+    "broken pattern": (changed_settings(target_modules="(q_proj"), "is not a regular expression"),
+    "nested pattern": (changed_settings(target_modules="(" * 400 + "q" + ")" * 400), "does not name|not a regular"),
+    "recursive pattern": (changed_settings(target_modules="(?R)"), "syntax that Python lacks"),
+    "fuzzy pattern": (changed_settings(target_modules="(q_proj){e<=9}"), "syntax that Python lacks"),
     "endless pattern": (changed_settings(target_modules=r"(?:[a-z]|[a-z_.0-9]|\w+)*[!?]"), "takes more than a second"),
-    "another scale of ranks": (changed_settings(r=5), "it should be floats of"),
+    "another scale of ranks": (changed_settings(r=5), "it must be floats of"),
     "not a target": (changed_settings(target_modules=ATTENTION), "which target_modules does not name"),
-    "half": (changed_tensors(lambda tensors: tensors.pop(FIRST + "B.weight")), "only lora_A is there"),
+    "half": (changed_tensors(lambda tensors: tensors.pop(FIRST + "B.weight")), "has only lora_A"),
     "a missing layer": (
         changed_tensors(lambda tensors: [tensors.pop(f"{FIRST}{part}.weight") for part in "AB"]),
         "model.layers.0.self_attn.q_proj has no tensors, though target_modules names it",
@@ -261,11 +261,11 @@ BROKEN = {
         changed_tensors(
             lambda tensors: tensors.update({FIRST + "A.weight": np.ascontiguousarray(tensors[FIRST + "A.weight"].T)})
         ),
-        r"it should be floats of \(2, 64\)",
+        r"it must be floats of \(2, 64\)",
     ),
     "integers": (
         changed_tensors(lambda tensors: tensors.update({FIRST + "A.weight": np.zeros((2, 64), np.int32)})),
-        "it should be floats of",
+        "it must be floats of",
     ),
     "twice": (
         changed_tensors(
@@ -282,15 +282,15 @@ BROKEN = {
         changed_tensors(
             lambda tensors: tensors.update({"base_model.model.model.embed_tokens.lora_embedding_A": np.zeros((2, 9))})
         ),
-        "is no part of a product's adapter",
+        "is not part of a LoRA adapter",
     ),
     "a head": (
         changed_tensors(lambda tensors: tensors.update({"base_model.model.lm_head.lora_A.weight": np.zeros((2, 9))})),
-        "lm_head is none of the model's modules that are merged",
+        "lm_head is not a module that adapters can change",
     ),
     "a layer too many": (
         changed_tensors(lambda tensors: tensors.update({FIRST.replace("0", "7") + "A.weight": np.zeros((2, 9))})),
-        "model.layers.7.self_attn.q_proj is none of the model's modules",
+        "model.layers.7.self_attn.q_proj is not a module that adapters can change",
     ),
 }  # fmt: skip
 

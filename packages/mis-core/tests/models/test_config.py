@@ -222,7 +222,7 @@ def test_each_kind_of_layer_has_its_rope(tmp_path: Path, spelling: dict) -> None
         (MISTRAL | {"sliding_window": 0}, "sliding_window must be a positive integer or null, not 0"),
         (
             MISTRAL | {"sliding_window": 64, "layer_types": ["full_attention"] * 2},
-            "layer_types is not what this",
+            "layer_types differs from what this",
         ),
         ({"layer_types": ["full_attention"]}, "layer_types names 1 layers, but num_hidden_layers is 2"),
         (MINISTRAL | {"layer_types": ["sliding_attention"] * 2, "sliding_window": None}, "but sliding_window gives no"),
@@ -244,7 +244,7 @@ def test_each_kind_of_layer_has_its_rope(tmp_path: Path, spelling: dict) -> None
         ({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}}, "differ"),
         (
             {"rope_scaling": {"type": "yarn", "factor": 2.0}, "original_max_position_embeddings": 64},
-            "original_max_position_embeddings beside rope_scaling",
+            "original_max_position_embeddings differs from rope_scaling",
         ),
         ({"quantization_config": {"bits": 4}}, "quantization_config: .* take the model's original weights"),
         (

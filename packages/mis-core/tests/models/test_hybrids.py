@@ -107,12 +107,15 @@ def test_a_published_model_is_read_as_the_text_of_a_larger_one(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_hidden_layers": 6}, "full_attention_interval = 4: of 6 layers the last must be full_attention"),
-        ({"full_attention_interval": 9}, "full_attention_interval = 9: of 8 layers"),
+        ({"num_hidden_layers": 6}, "full_attention_interval = 4: the last of the 6 layers must be full_attention"),
+        ({"full_attention_interval": 9}, "full_attention_interval = 9: the last of the 8 layers"),
         ({"full_attention_interval": 0}, "full_attention_interval must be a positive integer"),
-        ({"layer_types": [FULL, LINEAR] * 4}, "layer_types: of 8 layers the last must be full_attention"),
-        ({"layer_types": [LINEAR] * 8}, "layer_types: of 8 layers the last must be full_attention"),
-        ({"layer_types": [LINEAR, FULL, FULL, FULL] * 2}, "as many linear_attention must come before each"),
+        ({"layer_types": [FULL, LINEAR] * 4}, "layer_types: the last of the 8 layers must be full_attention"),
+        ({"layer_types": [LINEAR] * 8}, "layer_types: the last of the 8 layers must be full_attention"),
+        (
+            {"layer_types": [LINEAR, FULL, FULL, FULL] * 2},
+            "the same number of linear_attention layers must precede each",
+        ),
         ({"layer_types": [LINEAR, FULL]}, "layer_types names 2 layers, but num_hidden_layers is 8"),
         ({"layer_types": ["sliding_attention"] * 8}, "must be a list of full_attention and linear_attention"),
         ({"linear_num_value_heads": 24}, r"linear_num_value_heads \(24\) is not a multiple of linear_num_key_heads"),
@@ -175,5 +178,5 @@ def test_only_layers_that_attend_keep_something_of_every_token(tmp_path: Path) -
 def test_recurrent_layers_are_on_one_device(tmp_path: Path) -> None:
     config = read(tmp_path)
     assert spread_heads(config, 1) == config
-    with pytest.raises(ConfigError, match="tp_size 2: recurrent layers are on one device only"):
+    with pytest.raises(ConfigError, match="tp_size must be 1 for a model with recurrent layers, not 2"):
         spread_heads(config, 2)

@@ -178,14 +178,14 @@ BROKEN: list[tuple[Callable[[Path], Any], str]] = [
     (lambda path: with_readout(path, attention_mode="sideways"), "attention_mode 'sideways' is not served"),
     (lambda path: with_readout(path, prompt="autojev"), "prompt 'autojev' is not known; known are pplx, d3"),
     (lambda path: with_readout(path, pooling="mean"), "pooling 'mean' is not served"),
-    (lambda path: with_readout(path, codes=[]), "has 1 to 65,536 rows, not 0"),
+    (lambda path: with_readout(path, codes=[]), "must have 1 to 65,536 rows, not 0"),
     (lambda path: with_readout(path, codes=5), "Expected `array`, got `int`"),
     (lambda path: with_readout(path, temperature=0), "temperature must be a number above 0"),
     (lambda path: with_readout(path, codes=[*"ABC"]), r"proj.weight has shape \(7, 64\); .* asks for \(3, 64\)"),
     (lambda path: without("readout.safetensors")(with_readout(path)), r"readout\.safetensors: missing"),
-    (lambda path: without("decision_config.json")(with_readout(path)), "a decision head of a kind that is not read"),
+    (lambda path: without("decision_config.json")(with_readout(path)), "a decision head of an unknown kind"),
     (lambda path: without("calibration.json")(with_judge(path)), r"calibration\.json: missing"),
-    (lambda path: (path / "head.pt").write_text(""), "a decision head of a kind that is not read"),
+    (lambda path: (path / "head.pt").write_text(""), "a decision head of an unknown kind"),
     (lambda path: with_judge(path, softcap=-1), "softcap must be a number above 0"),
     (
         lambda path: with_judge(path, slots=JUDGE["slots"] | {"ranges": {"noul": [0, 99]}}),
@@ -199,7 +199,7 @@ BROKEN: list[tuple[Callable[[Path], Any], str]] = [
     (lambda path: with_judge(path, adapter_subfolder="/etc"), "not inside the model's directory"),
     (
         lambda path: damaged("head.safetensors", other=np.zeros(1, np.float32))(with_judge(path)),
-        "tensor other belongs to no part of a decision head",
+        "tensor other is not part of a decision head",
     ),
     (
         lambda path: damaged("head.safetensors", **{"proj.bias": np.full(12, np.nan, np.float32)})(with_judge(path)),

@@ -104,7 +104,7 @@ def test_other_ways_of_asking(tmp_path: Path) -> None:
         ({"decision.json": '{"adapter": 7}'}, "Expected `str | null`, got `int` - at `$.adapter`"),
         ({"decision.json": '{"temperature": {"noul": 0}}'}, "temperature must be a number above 0"),
         ({"decision.json": '{"labels": 5}'}, "Expected `object`"),
-        ({"decision.json": '{"noul_options": ["true"]}'}, "must order true and false"),
+        ({"decision.json": '{"noul_options": ["true"]}'}, "must list true and false"),
     ],
 )
 def test_broken_settings_are_refused_by_name(tmp_path: Path, files: dict[str, str], message: str) -> None:
@@ -120,7 +120,7 @@ def test_broken_settings_are_refused_by_name(tmp_path: Path, files: dict[str, st
     ("template", "message"),
     [
         ("{{ questions }}<|mark|>", "marks for 5 questions"),
-        ("{% for option in question.options %}{{ option }}<|mark|>{% endfor %}", "several marks a question"),
+        ("{% for option in question.options %}{{ option }}<|mark|>{% endfor %}", "several marks for a question"),
         ("{{ raise_exception('No.') }}", "No."),
     ],
 )

@@ -185,7 +185,7 @@ def test_the_model_has_no_other_task_and_says_what_it_is_made_of(engine: "Engine
     assert resolve(named) == local
     tokenizer = Tokenizer.of(named)
     assert Tokenizer.from_json(tokenizer.to_json()).decision == tokenizer.decision == engine.tokenizer.decision
-    with pytest.raises(ConfigError, match="decision_prompt has no meaning for a pointer head"):
+    with pytest.raises(ConfigError, match="decision_prompt cannot be set for a pointer head"):
         EngineConfig(model="m", decision_head="h", decision_prompt="mis")
 
 
@@ -207,21 +207,24 @@ def with_tensors(**tensors: Any) -> Callable[[Path], None]:
 
 BROKEN: list[tuple[Callable[[Path], Any], str]] = [
     (lambda path: (path / "any2jev.json").write_text("{"), r"any2jev\.json"),
-    (edited("any2jev.json", base=...), r"any2jev\.json: names no model .* Serve that model with --decision-head"),
-    (edited("any2jev.json", base=""), "names no model"),
-    (lambda path: (path / "any2jev.json").write_bytes(b'{"base":"\xff"}'), "names no model"),
-    (lambda path: (path / "any2jev.json").write_text("[" * 100_000), "names no model"),
-    (edited("any2jev.json", hidden_size=32), "hidden_size is 32, and that of base is 64"),
+    (
+        edited("any2jev.json", base=...),
+        r"any2jev\.json: does not name the model .* Serve that model with --decision-head",
+    ),
+    (edited("any2jev.json", base=""), "does not name the model"),
+    (lambda path: (path / "any2jev.json").write_bytes(b'{"base":"\xff"}'), "does not name the model"),
+    (lambda path: (path / "any2jev.json").write_text("[" * 100_000), "does not name the model"),
+    (edited("any2jev.json", hidden_size=32), "hidden_size is 32, but in base it is 64"),
     (edited("any2jev.json", base="/nowhere"), "'/nowhere' does not exist"),
     (edited("any2jev.json", head_dim=...), "missing required field `head_dim`"),
     (edited("any2jev.json", head_dim=0), "head_dim must be from 1 to 16,384, not 0"),
     (edited("any2jev.json", head_dim=23), "has shape .*; any2jev.json says head_dim 23"),
     (edited("any2jev.json", temperature=0), "temperature must be a number above 0"),
     (edited("any2jev.json", max_state=0), "max_state and max_branch must be at least 1"),
-    (edited("any2jev.json", delimiters=["a", "b"]), "delimiters must be five different tokens"),
-    (edited("any2jev.json", delimiters=[*"abcd", "<none>"]), "the delimiter <none> is no token of the model"),
+    (edited("any2jev.json", delimiters=["a", "b"]), "delimiters must name five different tokens"),
+    (edited("any2jev.json", delimiters=[*"abcd", "<none>"]), "the delimiter <none> is not a token of the model"),
     (with_tensors(**{"q.weight": ...}), r"tensor q\.weight is missing"),
-    (with_tensors(other=np.zeros(1, np.float32)), "tensor other belongs to no part of a pointer head"),
+    (with_tensors(other=np.zeros(1, np.float32)), "tensor other is not part of a pointer head"),
     (with_tensors(**{"k.bias": np.zeros(3, np.float32)}), r"k\.bias has shape \(3,\)"),
     (with_tensors(**{"k.bias": np.full(DIMENSIONS, np.nan, np.float32)}), r"proj\.bias holds NaN"),
     (with_tensors(**{"k.weight": np.zeros((DIMENSIONS, 8), np.float32)}), r"k\.weight has shape \(24, 8\)"),
@@ -229,7 +232,7 @@ BROKEN: list[tuple[Callable[[Path], Any], str]] = [
     (lambda path: (path / "adapter" / "adapter_config.json").unlink(), r"adapter_config\.json: missing"),
     (
         edited("adapter/adapter_config.json", trainable_token_indices={"embed_tokens": [5, 6, 7, 8, 5000]}),
-        "1 tokens up to 5000, which do not follow",
+        "1 tokens up to 5000; they must follow",
     ),
     (lambda path: (path / "tokenizer" / "tokenizer.json").unlink(), "has no tokenizer"),
 ]

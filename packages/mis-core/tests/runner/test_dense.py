@@ -98,7 +98,7 @@ def test_a_request_whose_masks_are_too_large_compiles_nothing(path: Path, monkey
             engine.score([1] * 2040, [[2] * 9], [7], mask_impl="dense")
         assert compilations.count == 0
         assert (found.value.code, found.value.param) == ("invalid_mask_impl", "mask_impl")
-        assert f"for 2049 tokens of query and item, and may take {limit:,}" in str(found.value)
+        assert f"for 2049 tokens of query and item, but at most {limit:,}" in str(found.value)
         assert engine.score([1] * 60, [[2] * 9], [7], mask_impl="dense").algorithm == "packed (dense mask)"
 
 

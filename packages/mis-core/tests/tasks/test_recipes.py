@@ -253,7 +253,7 @@ def test_the_prompt_in_a_gguf_file_must_be_that_of_the_recipe(originals: dict[st
     others = [LLAMA_CPPS.replace("passages", "candidates"), LLAMA_CPPS.replace("<think>\n\n</think>\n\n", "")]
     for prompt in [*others, LLAMA_CPPS * 999]:
         said = describe_rerank(*made(prompt))
-        assert "chat_template.rerank of the file is not the prompt of the recipe qwen3-reranker." in said, prompt
+        assert "chat_template.rerank is not the prompt of the recipe qwen3-reranker." in said, prompt
         assert "--rerank-template" in said
         assert rerank_recipe(*made(prompt, rerank_template="qwen3-reranker")).name == "qwen3-reranker"
     assert "not the prompt of the recipe generic" in describe_rerank(*made(LLAMA_CPPS, "llama"))

@@ -46,7 +46,7 @@ def intervals_of_lengths(prefix_len: int, item_lens: Int[np.ndarray, " items"], 
     """
     lens = np.asarray(item_lens, np.int64)
     if prefix_len < 0 or np.any(lens < 0):
-        raise ValueError("prefix_len, item_lens: lengths are not negative")
+        raise ValueError("prefix_len, item_lens: lengths must not be negative")
     used = prefix_len + int(lens.sum())
     rows = used if rows is None else rows
     if rows < used:

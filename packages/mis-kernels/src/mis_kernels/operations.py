@@ -72,7 +72,7 @@ def lay_out(
             np.repeat(context_ids[paged], page_counts), np.repeat(context_lens[paged] // page_size, page_counts) + page
         ]
     if window is not None and window < 1:
-        raise ValueError(f"window: a token sees itself at least, not {window} positions")
+        raise ValueError(f"window: must be at least 1, not {window}")
     slides = None if window is None else np.asarray(window, np.int32)
     segments = Segments(context_id, context_len, segment_start, page_table, page_writes, window=slides)
     return backend.lay_out(segments, page_size, tile_capacity)
@@ -118,7 +118,7 @@ def segment_attention(
     """
     _check(q, k, v, k_pages, v_pages, segments)
     if cap is not None and not cap > 0:
-        raise ValueError(f"cap: logits stay below a positive number, not {cap}")
+        raise ValueError(f"cap: must be positive, not {cap}")
     heads = HeadShape(q.shape[1], k.shape[1], q.shape[2])
     chosen = backend if isinstance(backend, Backend) else choose(heads, q.dtype.name, backend)
     tokens = segments.num_tokens
@@ -250,7 +250,7 @@ def _check_segments(
     if starts[0] < 0 or ends[-1] > n or np.any(starts[1:] < ends[:-1]):
         raise ValueError(f"starts, lens: segments overlap or leave the packed array of {n} tokens")
     if np.any(starts[paged] % run) or np.any(context_lens[paged] % run):
-        raise ValueError(f"starts, context_lens: a paged segment starts at a multiple of the page size, {run}")
+        raise ValueError(f"starts, context_lens: a paged segment must start at a multiple of the page size, {run}")
     if context_ids.min() < 0 or context_ids.max() >= len(table):
         raise ValueError(f"context_ids: outside the page table of {len(table)} contexts")
     reach = context_lens + np.where(paged, lens, 0)

@@ -101,7 +101,7 @@ def device_rate(
             "item_tokens": (asked.item_tokens, (sizes.num_tokens - len(sizes.query)) / sizes.num_items),
         }.items():
             if ours != theirs:
-                raise PlanError(f"--estimate is of {name} {theirs}; the plan is for {ours}.")
+                raise PlanError(f"--estimate is for {name} {theirs}; the plan is for {ours}.")
     return DeviceRate(
         items_per_second=found.items_per_second,
         best_items_per_second=found.best_items_per_second,
@@ -231,7 +231,7 @@ class _Load:
             return None
         if replicas > MAX_REPLICAS:
             raise PlanError(
-                f"{replicas:,} replicas are needed, and up to {MAX_REPLICAS:,} can be simulated: plan a part of the "
+                f"{replicas:,} replicas are needed, but at most {MAX_REPLICAS:,} can be simulated: plan part of the "
                 "load, or leave out --distinct-queries."
             )
         request = self._request

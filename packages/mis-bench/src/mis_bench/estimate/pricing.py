@@ -39,7 +39,7 @@ def estimate(asked: EstimateRequest) -> ServingEstimate:
     if isinstance(workload.query, str):
         raise EstimateError(f"{asked.workload} is text; an estimate has no tokenizer and needs token ids.")
     if workload.task != "score":
-        raise EstimateError(f"{asked.workload} asks for {workload.task}; an estimate is of scores.")
+        raise EstimateError(f"{asked.workload} asks for {workload.task}; only scores are estimated.")
     if find_spec("libtpu") is None:
         raise EstimateError("An estimate needs the TPU's compiler: pip install libtpu.")
     bodies = [workload.another(number).request | {"apply_softmax": asked.apply_softmax} for number in range(requests)]

@@ -53,7 +53,9 @@ class Client:
         calibration: str | None = None,
     ) -> None:
         if _ADDRESS.fullmatch(url) is None:
-            raise TargetUnavailable("That is no address of a server; write http://HOST:PORT, without user or password.")
+            raise TargetUnavailable(
+                "The server's address is not valid; write http://HOST:PORT, without user or password."
+            )
         self.url = url.rstrip("/").removesuffix("/v1")
         self.model = model
         self._key = key
@@ -130,7 +132,9 @@ class Client:
         except ValueError:
             value = None
         if not isinstance(value, dict):
-            raise CallFailed("bad_json", f"{reply.url.path} answered no JSON object: {self._shown(reply.text)}")
+            raise CallFailed(
+                "bad_json", f"{reply.url.path} did not answer with a JSON object: {self._shown(reply.text)}"
+            )
         return value
 
     def _shown(self, text: str) -> str:

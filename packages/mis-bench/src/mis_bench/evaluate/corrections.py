@@ -132,7 +132,9 @@ class _Permuted:
 
     async def _prior(self, send: Send, name: str, count: int) -> Float64[np.ndarray, " classes"]:
         if count > MOST_OPTIONS:
-            raise CallFailed("rejected", f"The order of more than {MOST_OPTIONS} options is not corrected.")
+            raise CallFailed(
+                "rejected", f"A choice of {count} options is not corrected for order; at most {MOST_OPTIONS} are."
+            )
         key = name, count
         task = self._priors.get(key)
         if task is None or (task.done() and task.exception() is not None):
@@ -152,7 +154,7 @@ class _Permuted:
                 raise each
             rows.append(each)
         if not rows:
-            raise CallFailed("rejected", "The places of options could not be asked about in any state.")
+            raise CallFailed("rejected", "No sampled state could be asked with its options in another order.")
         return permutation_prior(np.stack(rows))
 
     async def _rotated(

@@ -41,13 +41,15 @@ class FigureGate:
         """
         match = _EXPRESSION.fullmatch(text)
         if match is None:
-            raise GateError(f"{text[:80]!r} is no gate; write FIGURE>=LIMIT or FIGURE<=LIMIT, such as accuracy>=0.9.")
+            raise GateError(
+                f"{text[:80]!r} is not a gate; write FIGURE>=LIMIT or FIGURE<=LIMIT, such as accuracy>=0.9."
+            )
         words = match["name"].split("@")
         size = 2 if words[0] in ("coverage", "ndcg") else 1
         figure, part = "@".join(words[:size]), "@".join(words[size:])
         if not is_figure(figure) or (len(words) > size and not part):
             raise GateError(
-                f"{text[:80]!r} names no figure; there are {', '.join(NAMES)}, and @SLICE after any of them."
+                f"{text[:80]!r} names no known figure; known are {', '.join(NAMES)}, each also with @SLICE."
             )
         return cls(text.strip(), figure, part or None, match["sign"] == ">=", float(match["limit"]))
 
@@ -55,7 +57,9 @@ class FigureGate:
         """Look whether there is its slice; raises `GateError`."""
         if self.slice is not None and self.slice not in slices:
             known = ", ".join(sorted(slices)[:20]) or "none"
-            raise GateError(f"The gate {self.text[:80]!r} names no slice of the data; there are {known}.")
+            raise GateError(
+                f"The gate {self.text[:80]!r} names a slice that the data does not have; known are {known}."
+            )
 
     def why_not(self, values: Mapping[str, float]) -> str | None:
         """Return why figures do not pass, or None if they do."""

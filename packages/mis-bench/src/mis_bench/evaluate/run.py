@@ -107,7 +107,7 @@ class EvaluationPlan:
         names = [each.name for each in made]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise TargetUnavailable(f"The target {twice} is named twice; tell them apart: ALIAS={twice}.")
+            raise TargetUnavailable(f"The target {twice} is named twice; give one of them an alias: ALIAS={twice}.")
         ways = _ways(found, wordings, corrections)
         about = [
             ("data", f"{data.name}, {len(found.rows):,} rows of kind {found.kind}"),
@@ -184,7 +184,7 @@ def _measured(plan: EvaluationPlan, name: str, found: Found) -> Evaluated:
 def _ways(data: Labelled, wordings: Path | None, corrections: Sequence[Correction]) -> list[Way]:
     """Return all ways to ask: each wording as it is, then corrected."""
     if corrections and data.kind not in ("score", "decide"):
-        raise ConfigError(f"Corrections are of score and decide rows; the data is of kind {data.kind}.", "correction")
+        raise ConfigError(f"Corrections are for score and decide rows; the data is of kind {data.kind}.", "correction")
     ways: list[Way] = []
     for wording in (None,) if wordings is None else read_wordings(wordings, data):
         ways.append(Way(wording))
@@ -193,7 +193,7 @@ def _ways(data: Labelled, wordings: Path | None, corrections: Sequence[Correctio
             if samples or each == "content-free":
                 ways.append(Way(wording, each, samples))
     if "permutation" in corrections and all(way.correction != "permutation" for way in ways):
-        raise ConfigError("The correction permutation is of choices, and none is asked.", "correction")
+        raise ConfigError("The correction permutation is for choices, and the data asks none.", "correction")
     return ways
 
 

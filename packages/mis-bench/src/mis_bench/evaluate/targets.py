@@ -111,7 +111,7 @@ class EvaluatedTarget:
         if any(is_secret(name) for name in spec.options):
             where = KEYS.get(kind)
             hint = f"Set {where} instead." if where else "The engine takes none."
-            raise TargetUnavailable(f"Keys are seen by everybody on a command line. {hint}")
+            raise TargetUnavailable(f"A key on the command line can be seen by everybody. {hint}")
         options = dict(spec.options)
         dialect = _DIALECTS.get(kind)
         if kind == "engine":

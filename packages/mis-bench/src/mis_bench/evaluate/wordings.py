@@ -149,7 +149,7 @@ def read_wordings(path: Path, data: Labelled) -> tuple[Wording, ...]:
         ConfigError: it cannot be read, or is of no use; names the wording, the field and what is wanted.
     """
     if data.kind not in ("score", "decide"):
-        raise _error(f"{path}: wordings are of score and decide rows, and the data is of kind {data.kind}.")
+        raise _error(f"{path}: wordings are for score and decide rows; the data is of kind {data.kind}.")
     try:
         with path.open("rb") as file:
             text = file.read(_MOST_BYTES + 1)
@@ -161,7 +161,7 @@ def read_wordings(path: Path, data: Labelled) -> tuple[Wording, ...]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _error(f"{path}: is not JSON: {error}.") from None
     if not isinstance(given, dict) or not 0 < len(given) <= MOST:
-        raise _error(f"{path}: must be an object of 1 to {MOST} wordings by their names.")
+        raise _error(f"{path}: must be an object of 1 to {MOST} wordings, keyed by name.")
     if not all(given):
         raise _error(f"{path}: a wording must have a name.")
     read = _read_scores if data.kind == "score" else _read_questions
@@ -186,15 +186,15 @@ def _read_scores(name: str, where: str, given: Any, data: Labelled) -> Wording:
         raise _error(f"{where}: fails for {row.where}: {error}.") from None
     for row in rows if fields.labels else ():
         if len(row.labels) != len(fields.labels):
-            raise _error(f"{where}.labels: must be {len(row.labels)}, as those of {row.where} are.")
+            raise _error(f"{where}.labels: must be {len(row.labels)} labels, as many as {row.where} has.")
         if row.labels != rows[0].labels:
-            raise _error(f"{where}.labels: take the places of labels in their order, and {row.where} has another one.")
+            raise _error(f"{where}.labels: replace labels in order, but {row.where} has them in another order.")
     return Wording(name, where, score=fields)
 
 
 def _read_questions(name: str, where: str, given: Any, data: Labelled) -> Wording:
     if not isinstance(given, dict):
-        raise _error(f"{where}: must be an object of questions by their ids; empty for those of the data.")
+        raise _error(f"{where}: must be an object of questions, keyed by id; {{}} keeps the data's.")
     wording = Wording(name, where, questions=given)
     asked = {
         (each, json.dumps(row.questions[each])): row.questions[each]
@@ -204,7 +204,7 @@ def _read_questions(name: str, where: str, given: Any, data: Labelled) -> Wordin
     }
     unknown = set(given) - {each for each, _ in asked}
     if unknown:
-        raise _error(f"{where}.{min(unknown)}: no row has an answer to a question of this id.")
+        raise _error(f"{where}.{min(unknown)}: no row has an answer to a question with this id.")
     for (each, _), question in asked.items():
         wording.parts(each, question)
     return wording
@@ -222,7 +222,7 @@ def _instead(put: Mapping[str, Any], question: Any, classes: Classes, where: str
         meant = _alike(_texts(asked, own), _texts(question, classes), where)
     missing = set(range(count)) - set(meant)
     if missing:
-        raise _error(f"{where}.means: nothing means {classes.names[min(missing)]}.")
+        raise _error(f"{where}.means: no answer means {classes.names[min(missing)]}.")
     return AskedPart(None, asked, np.eye(count)[meant])
 
 
@@ -243,7 +243,7 @@ def _alike(mine: list[str], theirs: list[str], where: str) -> list[int]:
 def _class(question: Any, answer: Any, where: str) -> int:
     index = option_of(question, answer)
     if index is None:
-        raise _error(f"{where}.means: {shown(repr(answer), _SHOWN)} is no answer to the data's question.")
+        raise _error(f"{where}.means: {shown(repr(answer), _SHOWN)} is not an answer to the data's question.")
     return index
 
 
@@ -264,7 +264,7 @@ def _one_by_one(put: Mapping[str, Any], question: Any, classes: Classes, where: 
     for answer, each in put.items():
         index = option_of(question, _as_answer(question, answer))
         if index is None:
-            raise _error(f"{where}.{answer}: is no answer of the data's question, and no field of a question.")
+            raise _error(f"{where}.{answer}: is neither an answer to the data's question nor a field of one.")
         if _checked(each, f"{where}.{answer}").names != NO_YES:
             raise _error(f"{where}.{answer}: must be a noul question.")
         if index in parts:

@@ -47,7 +47,7 @@ def _faults(folder: Path, warnings: list[str]) -> Iterator[str]:
         return
     manifest = read_artifact(folder / MANIFEST)
     if not isinstance(manifest, Manifest):
-        raise ArtifactError(f"{folder / MANIFEST} is no {Manifest.SCHEMA}")
+        raise ArtifactError(f"{folder / MANIFEST} is not a {Manifest.SCHEMA}")
     kind = KINDS[manifest.kind]
     listed = {each.path for each in manifest.files}
     changes = list(manifest.changes(folder))

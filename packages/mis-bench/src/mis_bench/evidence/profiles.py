@@ -21,7 +21,7 @@ def profile_faults(folder: Path, _kind: Kind) -> Iterator[str]:
     """Yield what is wrong with a profile, whatever its digest is; raises `ArtifactError`."""
     found = read_artifact(folder / PROFILE)
     if not isinstance(found, Profile):
-        raise ArtifactError(f"{folder / PROFILE} is no {Profile.SCHEMA}")
+        raise ArtifactError(f"{folder / PROFILE} is not a {Profile.SCHEMA}")
     yield from _named(found)
     broken = list(_broken(folder, found))
     yield from broken

@@ -25,7 +25,7 @@ def summary_faults(folder: Path, results: Results) -> Iterator[str]:
     """Yield where stored figures are not those that the records make, rounding aside; raises `ArtifactError`."""
     stored = read_artifact(folder / SUMMARY)
     if not isinstance(stored, Summary):
-        raise ArtifactError(f"{folder / SUMMARY} is no {Summary.SCHEMA}")
+        raise ArtifactError(f"{folder / SUMMARY} is not a {Summary.SCHEMA}")
     younger = _SINCE_V2 if stored.is_old else ()
     yield from islice(differences(SUMMARY, stored, summarize(results), younger), MOST)
 

@@ -25,7 +25,7 @@ def validation_faults(folder: Path, _kind: Kind) -> Iterator[str]:
     """Yield what is wrong with a validation, whatever its digest is; raises `ArtifactError`."""
     found = read_artifact(folder / VALIDATION)
     if not isinstance(found, Validation):
-        raise ArtifactError(f"{folder / VALIDATION} is no {Validation.SCHEMA}")
+        raise ArtifactError(f"{folder / VALIDATION} is not a {Validation.SCHEMA}")
     done = Counter([model.model for model in found.models]) + Counter(list(found.unavailable))
     for name in found.planned:
         if done[name] != 1:

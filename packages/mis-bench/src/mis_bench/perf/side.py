@@ -45,7 +45,9 @@ class Side(BlockingTarget):
         try:
             told = self._ask({"model": str(model), "options": dict(options)})
             if not Path(told["source"]).is_relative_to(sources):
-                raise CallFailed("error", f"The {self._name} imported {told['source']}, which is not to be measured.")
+                raise CallFailed(
+                    "error", f"The {self._name} imported {told['source']}, which is not the code under test."
+                )
         except CallFailed as error:
             self.close()
             raise TargetUnavailable(str(error)) from None

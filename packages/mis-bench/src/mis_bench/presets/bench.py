@@ -137,7 +137,9 @@ class BenchOptions:
                     continue
                 name = "-".join([spec.alias, *ending])
                 if name in openers:
-                    raise click.UsageError(f"The target {name} is named twice; tell them apart: ALIAS={name}.")
+                    raise click.UsageError(
+                        f"The target {name} is named twice; give one of them an alias: ALIAS={name}."
+                    )
                 openers[name] = registry.opener(TargetSpec(name, spec.spec, options), model=directory)
                 planned.append(self._planned(TargetSpec(name, spec.spec, options), group, model, directory))
         why = asyncio.run(check(openers))

@@ -101,9 +101,9 @@ def compare(
     reference = without_secrets(reference or next((name for name in names if name not in slow), names[0]))
     for name in (reference, *slow):
         if name not in names:
-            raise click.UsageError(f"{name!r} is no target; there are {', '.join(names)}.")
+            raise click.UsageError(f"{name!r} is not a target; the targets are {', '.join(names)}.")
     if reference in slow:
-        raise click.UsageError(f"Others would be compared on the few items of {reference}: name another --reference.")
+        raise click.UsageError(f"{reference} scores few items, so it cannot be the --reference; name another.")
     notes = [f"{name} was asked for the first {items} items only." for name, items in slow.items()]
     cases = _cases(bench, workload_name, chunk_sizes, slow=slow)
     limits = {"guardrail_ratio": guardrail_ratio, "max_abs": max_abs, "mean_abs": mean_abs}
@@ -157,7 +157,7 @@ def matrix(
     """
     options = BenchOptions(**given)
     if len(options.models) > 1:
-        raise click.UsageError("A matrix is of one --model.")
+        raise click.UsageError("A matrix takes one --model.")
     bench = options.find(must_forget=cache == "cold")
     sizes = chunk_sizes or (() if view == "best-native" else CHUNK_SIZES)
     cases = _cases(bench, workload_name, sizes, cache=cache)

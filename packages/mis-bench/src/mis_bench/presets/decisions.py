@@ -122,11 +122,11 @@ def speed(
     """
     options = BenchOptions(**given)
     if len(options.models) > 1:
-        raise click.UsageError("Decisions are measured of one --model.")
+        raise click.UsageError("Decisions are measured with one --model.")
     bench = options.find()
     targets = [target.name for target in bench.planned]
     if unknown := set(slow) - set(targets):
-        raise click.UsageError(f"{min(unknown)!r} is no target; there are {', '.join(targets)}.")
+        raise click.UsageError(f"{min(unknown)!r} is not a target; the targets are {', '.join(targets)}.")
     loads = {name: LOADS[name] for name in names}
     cases = [*_cases(bench, loads, callers, seconds, slow), *(_recorded(bench, file) if file else ())]
     reference = next((name for name in targets if name not in slow), targets[0])

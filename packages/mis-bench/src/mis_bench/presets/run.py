@@ -148,15 +148,15 @@ def run(
     warmups = warmup_runs or profile.warmup_runs
     if profile_name == PROFILE:
         if workloads or trace_name or runs or warmup_runs or concurrency or rate:
-            raise click.UsageError("--profile callers takes --callers, --load, --shares, --seconds and --rounds.")
+            raise click.UsageError("--profile callers takes only --callers, --load, --shares, --seconds and --rounds.")
         found = measure_callers(options.find(), of_callers, rounds=rounds or 1, gates=gates)
         _judge(show(found), baseline, regression_threshold)
         return
     if any(value not in (None, ()) for value in of_callers):
-        raise click.UsageError("--callers, --load, --shares and --seconds go with --profile callers.")
+        raise click.UsageError("--callers, --load, --shares and --seconds need --profile callers.")
     if trace_name is not None:
         if profile_name or workloads or runs or rounds or rate or baseline:
-            raise click.UsageError("--trace goes without --profile, --workload, --runs, --rounds, --rate, --baseline.")
+            raise click.UsageError("--trace excludes --profile, --workload, --runs, --rounds, --rate and --baseline.")
         finish(show(_play(options, trace_name, warmups, concurrency, gates)))
         return
     runs = runs or profile.runs

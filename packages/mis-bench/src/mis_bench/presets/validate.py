@@ -84,7 +84,7 @@ def validate(
 
     chosen = tuple(dict.fromkeys(models + (MODEL_MATRIX if model_matrix else ())))
     if spec == "engine" and not chosen:
-        raise click.UsageError("Name a checkpoint with --model, or take --model-matrix.")
+        raise click.UsageError("Name a checkpoint with --model, or use --model-matrix.")
     if spec != "engine" and len(chosen) > 1:
         raise click.UsageError("A server has one model: give --model once, or not at all.")
     # A wrong name is found before an hour has passed.

@@ -71,7 +71,7 @@ def profile(
         message = f"{spec[:80]!r} cannot be profiled; write engine or mis=http://HOST:PORT."
         raise click.BadParameter(message, param_hint="--target")
     if url and (scenario == "memory" or profile_dir is None):
-        raise click.UsageError("A server is profiled with --profile-dir, and cannot tell what lies on its devices.")
+        raise click.UsageError("Profiling a server needs --profile-dir; memory needs the target engine.")
     plan = plan_of(scenario, name, requests)
     directory = checkpoint(model)
     run_id = identity(datetime.datetime.now(datetime.UTC), f"profile-{scenario}")
@@ -123,7 +123,7 @@ def compare_profiles(before: Path, after: Path, points: float) -> None:
     earlier, later = map(_read, (before, after))
     why = list(unlike(earlier, later))
     if why:
-        raise click.UsageError(f"They cannot be compared: {'; '.join(why)}.")
+        raise click.UsageError(f"The profiles cannot be compared: {'; '.join(why)}.")
     click.echo(f"before: {made(earlier)}\nafter: {made(later)}")
     changed = changes(earlier, later)
     table(changed, points).show()
@@ -138,7 +138,7 @@ def _read(path: Path) -> Profile:
     file = path / PROFILE if path.is_dir() else path
     found = read_artifact(file)
     if not isinstance(found, Profile):
-        raise ArtifactError(f"{file} is no profile, but a {found.schema_version}.")
+        raise ArtifactError(f"{file} is not a profile but a {found.schema_version}.")
     return found
 
 

@@ -51,9 +51,9 @@ def read_sources(paths: Iterable[Path]) -> ReportSources:
             case ServingEstimate() as estimate:
                 found.estimates.append((names[path], estimate))
             case _ if is_named:
-                raise ArtifactError(f"{path}: a report shows no files of this kind.")
+                raise ArtifactError(f"{path}: a report cannot show files of this kind.")
     if not (found.artifacts or found.estimates):
-        raise ArtifactError("There are no results, no document and no estimate in what was named.")
+        raise ArtifactError("The given paths hold no results, no document and no estimate.")
     return found
 
 

@@ -358,7 +358,7 @@ def read_plan(folder: Path) -> Plan:
     """Read the plan of a folder; raises `ArtifactError` if it has none."""
     plan = read_artifact(folder / PLAN)
     if not isinstance(plan, Plan):
-        raise ArtifactError(f"{folder / PLAN} is no {Plan.SCHEMA}.")
+        raise ArtifactError(f"{folder / PLAN} is not a {Plan.SCHEMA}.")
     return plan
 
 

@@ -174,7 +174,7 @@ class LocalModel(BlockingTarget):
     def score(self, workload: Workload, layout: Layout) -> Reply:
         """Score a workload of token ids; raises `CallFailed`, `rejected`, for what this model cannot take."""
         if layout:
-            raise CallFailed("rejected", "This target takes no layout with a request.")
+            raise CallFailed("rejected", "This target does not accept a layout with a request.")
         query, items = self._token_ids(workload)
         with self._lock:
             logprobs = self.label_logprobs(query, items, workload.label_token_ids.astype(np.int64))
@@ -187,7 +187,7 @@ class LocalModel(BlockingTarget):
         sizes = [len(item) for item in items]
         longest = len(workload.query) + max(sizes)
         if not len(workload.query) or not min(sizes):
-            raise CallFailed("rejected", "This target takes no empty query and no empty item.")
+            raise CallFailed("rejected", "This target does not accept an empty query or an empty item.")
         if longest > self._context_length:
             most = self._context_length
             raise CallFailed("rejected", f"A query and item of {longest} tokens exceed the context of {most}.")

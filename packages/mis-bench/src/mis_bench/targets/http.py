@@ -86,7 +86,9 @@ class Server:
     def __init__(self, spec: str, given: Mapping[str, str], directory: Path | None) -> None:
         url = spec.partition("=")[2]
         if _ADDRESS.fullmatch(url) is None:
-            raise TargetUnavailable("That is no address of a server; write http://HOST:PORT, without user or password.")
+            raise TargetUnavailable(
+                "The server's address is not valid; write http://HOST:PORT, without user or password."
+            )
         self.options = read_options(spec, given, self.OPTIONS)
         self._spec, self._url, self._directory = spec, url.rstrip("/").removesuffix("/v1"), directory
         self._salt, self._run = 0, np.random.default_rng().bytes(8).hex()  # no earlier run used it
@@ -119,7 +121,7 @@ class Server:
         if isinstance(asking, str):
             raise unsupported(workload.task, self.BACKEND, asking)
         if layout:
-            raise CallFailed("rejected", f"{self._spec} takes no layout with a request.")
+            raise CallFailed("rejected", f"{self._spec} does not accept a layout with a request.")
         named = [body | {"model": self.about.model} for body in asking.bodies(workload)]
         return Request(workload, asking, tuple(json.dumps(body, separators=(",", ":")).encode() for body in named))
 
@@ -252,7 +254,9 @@ class Server:
             value = None
         if not isinstance(value, wanted):
             what = "object" if wanted is dict else "list"
-            raise CallFailed("bad_json", f"{reply.url.path} answered no JSON {what}: {self._shown(reply.text)}")
+            raise CallFailed(
+                "bad_json", f"{reply.url.path} did not answer with a JSON {what}: {self._shown(reply.text)}"
+            )
         return value
 
     def _salted(self, body: bytes, asking: Asking) -> bytes:

@@ -66,7 +66,7 @@ class LlamaCpp(LocalModel):
         room = min(_BATCH_TOKENS, self._context_length - len(query))
         size = min(_SEQUENCES, room // max(map(len, items)))
         if not size:
-            raise CallFailed("rejected", f"This target takes items of at most {room} tokens behind this query.")
+            raise CallFailed("rejected", f"This target takes items of at most {room} tokens after this query.")
         self._c.llama_memory_clear(self._memory, True)
         for begin in range(0, len(query), _BATCH_TOKENS):
             self._decode([(0, begin, query[begin : begin + _BATCH_TOKENS])])
@@ -146,7 +146,7 @@ def gguf_file(directory: Path) -> Path:
     """Return a Qwen3 checkpoint's GGUF file, without a vocabulary; written once, into `~/.cache/mis-bench`."""
     config = json.loads((directory / "config.json").read_text())
     if config.get("model_type") != "qwen3":  # its tensors lie as llama.cpp wants them
-        raise TargetUnavailable(f"llama.cpp is compared on qwen3 only, and {directory} is {config.get('model_type')}.")
+        raise TargetUnavailable(f"llama.cpp is compared on qwen3 only; {directory} is {config.get('model_type')}.")
     file = cache_folder() / f"{checkpoint_sha256(directory)}.gguf"
     if not file.exists():
         partial = file.with_suffix(".partial")

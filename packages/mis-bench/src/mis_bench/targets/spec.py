@@ -37,7 +37,7 @@ class TargetSpec:
         """
         head, *options = text.split(",")
         if not all("=" in option for option in options):  # it may be part of a key
-            raise TargetUnavailable("An option behind a comma has no value; write KEY=VALUE.")
+            raise TargetUnavailable("An option after a comma has no value; write KEY=VALUE.")
         alias, equals, spec = head.partition("=")
         if not equals or "://" in spec.partition("=")[0] or _ALIAS.fullmatch(alias) is None:
             alias, spec = without_secrets(text), head

@@ -165,7 +165,7 @@ def fitting(values: Any, workload: Workload) -> Scores:
     try:
         scores = np.array(values, np.float64)
     except (TypeError, ValueError):
-        raise CallFailed("shape_mismatch", f"{workload.name}: the scores are no table of numbers.") from None
+        raise CallFailed("shape_mismatch", f"{workload.name}: the scores are not a table of numbers.") from None
     if scores.shape != wanted:
         raise CallFailed("shape_mismatch", f"{workload.name}: scores of shape {scores.shape}, expected {wanted}")
     if not np.isfinite(scores).all():

@@ -78,7 +78,7 @@ class Calibrations:
         try:
             found = msgspec.json.decode(data, type=_File)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise _error(f"{path} is no calibration of version {_VERSION}: {shown(str(error), _SHOWN)}.") from None
+            raise _error(f"{path} is not a calibration of version {_VERSION}: {shown(str(error), _SHOWN)}.") from None
         kinds = [(each.identity.digest, each.begins) for each in found.entries]
         if len(set(kinds)) < len(kinds):
             raise _error(f"{path} has two entries for the same question. Keep one of them.")

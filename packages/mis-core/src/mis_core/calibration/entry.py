@@ -52,9 +52,9 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         if len(self.before) != len(self.after):
-            raise ValueError("before and after must have as many points as each other")
+            raise ValueError("before and after must have the same number of points")
         if (np.diff(self.before) <= 0).any() or (np.diff(self.after) < 0).any():
-            raise ValueError("before must rise strictly, and after must never fall")
+            raise ValueError("before must increase strictly, and after must never decrease")
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

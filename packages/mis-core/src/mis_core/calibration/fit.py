@@ -127,10 +127,12 @@ def _check(examples: Examples, labels: tuple[str, ...]) -> None:
     if examples.logprobs.shape[1] > MAX_LABELS:
         raise CannotFit(f"has {examples.logprobs.shape[1]} labels; at most {MAX_LABELS} are calibrated.")
     if len(examples) < LEAST_ROWS:
-        raise CannotFit(f"has {len(examples)} rows; at least {LEAST_ROWS} are needed, and {FIRM_ROWS} to rely on it.")
+        raise CannotFit(
+            f"has {len(examples)} rows; at least {LEAST_ROWS} are needed, and {FIRM_ROWS} for a reliable fit."
+        )
     if not np.isfinite(examples.logprobs).all():
         row = int((~np.isfinite(examples.logprobs)).any(axis=1).argmax())
-        raise CannotFit(f"has probabilities of row {row + 1} that are not finite.")
+        raise CannotFit(f"has probabilities in row {row + 1} that are not finite.")
     if len(np.unique(examples.right)) < 2:
         name = labels[examples.right[0]] if labels else examples.right[0]
         raise CannotFit(f"has rows of one label only, {name!r}; rows of the others are needed, too.")

@@ -54,10 +54,9 @@ def checked(
     differs = tuple(read.model.differences(identity_of(config, parts, dtype, tokenizer)))
     if not differs:
         return read
-    names = f"{', '.join(differs)} {'is' if len(differs) == 1 else 'are'}"
-    message = f"{path} was fitted to another model: {names} not that of this one."
+    message = f"{path} was fitted to another model, which differs in {', '.join(differs)}."
     if config.calibration_mismatch == "error":
-        remedy = "Fit it to this one with `mis-server calibrate`, or serve without it: --calibration none."
+        remedy = "Fit it to this model with `mis-server calibrate`, or serve without it: --calibration none."
         raise ConfigError(f"{message} {remedy}", "calibration")
     logger.warning("%s Probabilities are calibrated all the same, and replies say so.", message)
     return dataclasses.replace(read, mismatch=differs)

@@ -37,11 +37,11 @@ def check_charsmaps(path: Path, normalizer: object) -> None:
         left -= len(content)
         if left < 0:
             many = _MAX_BYTES - left
-            raise ModelError(f"{path}: a precompiled_charsmap of {many:,} bytes, of at most {_MAX_BYTES:,} together.")
+            raise ModelError(f"{path}: precompiled_charsmap has {many:,} bytes; at most {_MAX_BYTES:,} are allowed.")
         size = int.from_bytes(content[:4], "little")
         table, texts = content[4 : 4 + size], content[4 + size :]
         if len(table) < max(size, 4) or size % 4 or not _is_text(texts) or not _stays_inside(table, texts):
-            raise ModelError(f"{path}: a broken precompiled_charsmap.")
+            raise ModelError(f"{path}: precompiled_charsmap is broken.")
 
 
 def content_of(charsmap: object) -> bytes:

@@ -122,7 +122,7 @@ def read_head(folder: Path, files: Files, settings: Mapping[str, Any]) -> Stored
         head = None
     for name in HEAD_WEIGHTS:
         if is_there(folder / name) and (head is None or head.file != name):
-            raise ModelError(f"{folder / name}: holds a decision head of a kind that is not read.")
+            raise ModelError(f"{folder / name}: holds a decision head of an unknown kind.")
     if head is not None:
         _check(head, folder)
     return head
@@ -141,7 +141,7 @@ def _of_codes(folder: Path, files: Files, settings: Mapping[str, Any]) -> Stored
     given = files.read_object(path)
     found = converted(given, _Codes, path)
     if found.attention_mode != "causal":
-        why = "such a model reads the state after the question, so that nothing can be shared"
+        why = "such a model reads the state after the question, so nothing can be shared"
         note = f" ({why})" if found.attention_mode == _NOT_CAUSAL else ""
         raise ModelError(f"{path}: attention_mode {shown(repr(found.attention_mode), 60)} is not served{note}.")
     if found.pooling != "last":
@@ -192,7 +192,7 @@ def _asks(head_settings: dict[str, Any], settings: Mapping[str, Any], path: Path
 def _check(head: StoredHead, folder: Path) -> None:
     where = folder / (head.file or "config.json")
     if not 0 < head.rows <= _MOST_ROWS:
-        raise ModelError(f"{where}: a decision head has 1 to {_MOST_ROWS:,} rows, not {head.rows:,}.")
+        raise ModelError(f"{where}: a decision head must have 1 to {_MOST_ROWS:,} rows, not {head.rows:,}.")
     if set(head.offsets) != set(KINDS) or not all(0 <= offset < head.rows for offset in head.offsets.values()):
         raise ModelError(f"{where}: the head must have a row below {head.rows} for each of {', '.join(KINDS)}.")
     if head.softcap is not None and not 0 < head.softcap < _MOST_CAP:

@@ -55,7 +55,7 @@ class DirectoryCheckpoint(Checkpoint):
             for path in weight_files(self.path, self.settings(), self._files):
                 handle, names = open_safetensors(opened, path)
                 if len(stored) + len(names) > _MAX_TENSORS:
-                    raise ModelError(f"{path}: with it, there are more than {_MAX_TENSORS:,} tensors.")
+                    raise ModelError(f"{path}: brings the model to more than {_MAX_TENSORS:,} tensors.")
                 for name in names:
                     if name in stored:
                         both = f"{stored[name].path.name} and {path.name}"
@@ -104,7 +104,7 @@ class DirectoryCheckpoint(Checkpoint):
                     found[name] = _Tensor(handle, stored, path)
                 others = sorted(set(names) - set(head.names().values()))
                 if others:
-                    raise ModelError(f"{path}: tensor {shown(others[0], 200)} belongs to no part of a decision head.")
+                    raise ModelError(f"{path}: tensor {shown(others[0], 200)} is not part of a decision head.")
             yield found
 
     def decision(self) -> StoredDecision:

@@ -100,7 +100,7 @@ class Files:
             raise ModelError(f"{path}: cannot be opened ({_reason(error)}).") from None
         if not stat.S_ISREG(found.st_mode):
             what = _NOT_REGULAR.get(stat.S_IFMT(found.st_mode), "something else")
-            raise ModelError(f"{path}: {what} stands where a file is needed.")
+            raise ModelError(f"{path}: is {what}, not a file.")
         most = self.most_bytes(kind or kind_of(path.name))
         if most is not None and found.st_size > most:
             raise ModelError(_too_large(path, f"{found.st_size:,} bytes", most))
@@ -118,7 +118,7 @@ class Files:
             # What the name leads to may have changed since: opening a named pipe must not wait for who writes to it.
             with open(path, "rb", opener=_open_without_waiting) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise ModelError(f"{path}: changes while it is opened.")
+                    raise ModelError(f"{path}: changed while it was being opened.")
                 content = _read_up_to(file, most + 1)  # some files of /proc and /sys say that they are empty
         except OSError as error:
             raise ModelError(f"{path}: cannot be read ({_reason(error)}).") from None
@@ -156,7 +156,7 @@ class Files:
         except ValueError as error:
             raise ModelError(f"{path}: not valid JSON ({shown(str(error), 120)}).") from None
         except RecursionError:
-            raise ModelError(f"{path}: JSON that is nested too deeply.") from None
+            raise ModelError(f"{path}: the JSON is nested too deeply.") from None
         return value
 
     def read_object(self, path: Path) -> dict[str, Any]:

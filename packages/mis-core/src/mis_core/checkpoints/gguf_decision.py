@@ -53,8 +53,8 @@ def decision_of(path: Path, kind: object, template: Any, temperatures: Mapping[s
         raise ModelError(f"{path}: {TEMPLATE} is missing; a decision model has this template.")
     if "questions" in _variables(template):
         raise ModelError(
-            f"{path}: the template lists all questions of a request before each, so that answers would depend on the "
-            "others; it is not served."
+            f"{path}: the template lists all questions of a request before each one, so answers would depend on the "
+            "other questions; such templates are not supported."
         )
     settings = {
         "labels": dict.fromkeys(KINDS, _LABELS[kind]),

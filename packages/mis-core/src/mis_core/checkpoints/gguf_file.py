@@ -128,7 +128,7 @@ class GgufCheckpoint(Checkpoint):
         if architecture not in _ARCHITECTURES:
             known = ", ".join(_ARCHITECTURES)
             raise ModelError(
-                f"{self.path}: architecture {architecture[:40]!r} of GGUF files is not read; known: {known}."
+                f"{self.path}: GGUF files of architecture {architecture[:40]!r} are not supported; known: {known}."
             )
         prefix = f"{architecture}."
         found = {key.removeprefix(prefix): self._value(key) for key in self._file.fields if key.startswith(prefix)}
@@ -137,7 +137,7 @@ class GgufCheckpoint(Checkpoint):
         tensors = {tensor.name: tensor for tensor in self._file.tensors}
         embedding = tensors.get("token_embd.weight")
         if embedding is None or len(embedding.shape) != 2:
-            raise ModelError(f"{self.path}: tensor token_embd.weight is missing, or no matrix.")
+            raise ModelError(f"{self.path}: tensor token_embd.weight is missing or not a matrix.")
         head = head_settings(self.path, found, tensors)
         settings |= head | {
             "architectures": [f"{_ARCHITECTURES[architecture]}For{_CLASSIFIER if head else 'CausalLM'}"],
@@ -235,10 +235,10 @@ class GgufCheckpoint(Checkpoint):
         if factors is not None:
             if kind != "none":
                 raise ModelError(
-                    f"{self.path}: both {_ROPE_FACTORS} and RoPE scaling {str(kind)[:40]!r}; one is understood."
+                    f"{self.path}: has both {_ROPE_FACTORS} and RoPE scaling {str(kind)[:40]!r}; only one is allowed."
                 )
             if factors.n_elements > _MAX_FACTORS or not _is_known(factors.tensor_type):
-                raise ModelError(f"{self.path}: tensor {_ROPE_FACTORS} is no list of factors.")
+                raise ModelError(f"{self.path}: tensor {_ROPE_FACTORS} is not a list of factors.")
             return {"rope_type": "factors", "factors": _Tensor(factors).read().tolist()}
         return None if kind == "none" else {"rope_type": kind} | given
 

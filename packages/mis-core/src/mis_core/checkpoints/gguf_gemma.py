@@ -106,7 +106,7 @@ def _rope(path: Path, kind: _Kind, found: dict[str, Any], settings: dict[str, An
         }
         return {"rope_parameters": parameters}
     if of_sliding != theta:
-        raise ModelError(f"{path}: {_SLIDING_THETA} = {shown(str(of_sliding), 40)} is not that of the other layers.")
+        raise ModelError(f"{path}: {_SLIDING_THETA} = {shown(str(of_sliding), 40)} differs from the other layers.")
     return {"rope_theta": theta, "rope_scaling": settings["rope_scaling"]}
 
 

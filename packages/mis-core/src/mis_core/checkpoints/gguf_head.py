@@ -36,12 +36,12 @@ def head_settings(path: Path, found: dict[str, Any], tensors: Mapping[str, Any])
     if kind != _RANK:
         name = f" ({_KINDS[kind]})" if isinstance(kind, int) and 0 <= kind < _RANK else ""
         raise ModelError(
-            f"{path}: {_POOLING} = {shown(str(kind), 40)}{name} is of a model that embeds texts, which is not served; "
-            f"of rerankers it is {_RANK} (rank)."
+            f"{path}: {_POOLING} = {shown(str(kind), 40)}{name} marks an embedding model, which is not supported; "
+            f"rerankers have {_RANK} (rank)."
         )
     head = tensors.get(HEAD)
     if head is None or len(head.shape) > 2:
-        raise ModelError(f"{path}: {_POOLING} is rank, but tensor {HEAD} is missing, or no matrix.")
+        raise ModelError(f"{path}: {_POOLING} is rank, but tensor {HEAD} is missing or not a matrix.")
     rows = int(head.shape[1]) if len(head.shape) == 2 else 1
     labels = found.pop(_LABELS, None)
     if labels is None:

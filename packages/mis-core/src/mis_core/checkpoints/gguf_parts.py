@@ -92,12 +92,12 @@ def _named_by(path: Path, number: int, count: int) -> list[Path]:
     found = _NUMBERED.fullmatch(path.name)
     if found is None or (int(found["part"]), int(found["count"])) != (number + 1, count):
         raise ModelError(
-            f"{path}: part {number + 1} of {count} by its header, so its name must end in "
+            f"{path}: its header says part {number + 1} of {count}, so its name must end in "
             f"-{number + 1:05}-of-{count:05}.gguf."
         )
     paths = part_paths(path)
     if number:
-        raise ModelError(f"{path}: part {number + 1} of {count}; name the first, {paths[0].name}.")
+        raise ModelError(f"{path}: this is part {number + 1} of {count}; name the first, {paths[0].name}.")
     return paths
 
 
@@ -109,13 +109,15 @@ def _check_belongs(path: Path, fields: dict[str, Any], number: int, first: Path,
         if name in _OF_ONE_FILE:
             continue
         if name not in expected or _value(path, fields, name) != _value(first, expected, name):
-            raise ModelError(f"{path}: {shown(name, 80)} is not that of {first.name}; it is a part of another model.")
+            raise ModelError(
+                f"{path}: {shown(name, 80)} differs from that of {first.name}; it is part of another model."
+            )
 
 
 def _number(path: Path, fields: dict[str, Any], name: str) -> int:
     value = _value(path, fields, name) if name in fields else None
     if not isinstance(value, int):
-        raise ModelError(f"{path}: {name} is missing or no whole number.")
+        raise ModelError(f"{path}: {name} is missing or not a whole number.")
     return value
 
 

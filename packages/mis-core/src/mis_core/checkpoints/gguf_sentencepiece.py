@@ -54,7 +54,9 @@ def sentencepiece_backend(
         twice = next(token for number, token in enumerate(named) if vocabulary[token] != number)
         raise ModelError(f"tokenizer.ggml.tokens has {shown(twice, 40)!r} twice.")
     if missing := [byte for byte in _BYTES if byte not in vocabulary]:
-        raise ModelError(f"tokenizer.ggml.tokens has no piece {missing[0]}: characters that are none have no tokens.")
+        raise ModelError(
+            f"tokenizer.ggml.tokens has no piece {missing[0]}: characters without a piece would have no tokens."
+        )
     # Only spaces are written otherwise before texts are joined, so other tokens that are found whole are not met.
     joined = [
         number
@@ -78,7 +80,7 @@ def _merges(tokens: Sequence[str], scores: Sequence[float], joined: Sequence[int
             piece, or they are too long.
     """
     if not all(map(math.isfinite, scores)):
-        raise ModelError("tokenizer.ggml.scores has NaN or infinity, which is no order.")
+        raise ModelError("tokenizer.ggml.scores has NaN or infinity, which give no order.")
     pieces = {tokens[number] for number in joined}
     lens = [*map(len, pieces)]
     if max(lens, default=0) > _LONGEST or sum(lens) > _MOST_CHARACTERS:
@@ -89,7 +91,7 @@ def _merges(tokens: Sequence[str], scores: Sequence[float], joined: Sequence[int
     strange = set().union(*pieces).difference(tokens)
     for piece in filter(strange.intersection, pieces if strange else ()):
         if _splits(piece, pieces | strange):
-            raise ModelError(f"tokenizer.ggml.tokens has {shown(piece, 40)!r}, joined of a character that is no piece.")
+            raise ModelError(f"tokenizer.ggml.tokens has {shown(piece, 40)!r}, one of whose characters is not a piece.")
     merges: list[tuple[str, str]] = []
     made: list[int] = []
     for number in sorted(joined, key=lambda number: -scores[number]):
@@ -100,7 +102,7 @@ def _merges(tokens: Sequence[str], scores: Sequence[float], joined: Sequence[int
         if scores[one] == scores[other]:
             both = " and ".join(repr(shown(tokens[number], 40)) for number in (one, other))
             raise ModelError(
-                f"tokenizer.ggml.scores: {both} have the same, so nothing says which is joined first. With "
+                f"tokenizer.ggml.scores: {both} have the same score, so it is unknown which is joined first. With "
                 "tokenizer_path, the directory of a Hugging Face tokenizer is used instead."
             )
     return merges

@@ -72,10 +72,10 @@ def build_tokenizer(fields: dict[str, Any]) -> StoredTokenizer:
     if model not in _MODELS:
         raise _unknown(f"model {model[:40]!r}")
     if not isinstance(template, str | None):
-        raise ModelError("tokenizer.chat_template is no text.")
+        raise ModelError("tokenizer.chat_template is not a text.")
     tokens, types = _list(fields, "tokens", str), _list(fields, "token_type", int)
     if len(types) != len(tokens):
-        raise ModelError(f"tokenizer.ggml has {len(tokens)} tokens and the types of {len(types)}.")
+        raise ModelError(f"tokenizer.ggml has {len(tokens)} tokens, but {len(types)} types.")
     defaults = _SENTENCEPIECE_IDS if model == "llama" else {}
     if model == "llama" and _GEMMA_END in tokens:
         defaults = defaults | {"eot": tokens.index(_GEMMA_END)}
@@ -126,7 +126,7 @@ def _byte_level(fields: dict[str, Any], tokens: list[str]) -> tuple[Tokenizer, b
 def _sentencepiece(fields: dict[str, Any], tokens: list[str], types: list[int], unknown: int | None) -> Tokenizer:
     scores = _list(fields, "scores", float)
     if len(scores) != len(tokens):
-        raise ModelError(f"tokenizer.ggml has {len(tokens)} tokens and the scores of {len(scores)}.")
+        raise ModelError(f"tokenizer.ggml has {len(tokens)} tokens, but {len(scores)} scores.")
     return sentencepiece_backend(
         tokens,
         scores,
@@ -159,5 +159,5 @@ def _unknown(what: str) -> ModelError:
 def _list(fields: dict[str, Any], name: str, kind: type) -> list[Any]:
     found = fields.get(f"ggml.{name}")
     if not isinstance(found, list) or not all(isinstance(each, kind) for each in found):
-        raise ModelError(f"tokenizer.ggml.{name} is missing or no list of {kind.__name__}.")
+        raise ModelError(f"tokenizer.ggml.{name} is missing or not a list of {kind.__name__}.")
     return found

@@ -48,11 +48,11 @@ def check_growth(path: Path, tokenizer: dict[str, Any]) -> None:
             # A number of thousands of digits is no text for people.
             many = f"{growth:,} characters" if growth < 10**9 else "more than a billion characters"
             raise ModelError(
-                f"{path}: its {what} may make {many} of one; at most {MOST} are allowed. "
-                "Use another tokenizer, by --tokenizer-path."
+                f"{path}: its {what} may turn one character into {many}; at most {MOST} are allowed. "
+                "Use another tokenizer with --tokenizer-path."
             )
     if any(map(_is_expression, components(*of_tokens))):  # it would be tried on every token that is shown
-        raise ModelError(f"{path}: a decoder replaces what a regular expression matches, which is not read.")
+        raise ModelError(f"{path}: a decoder replaces matches of a regular expression, which is not supported.")
     _check_added(path, tokenizer)
 
 

@@ -96,7 +96,9 @@ class LoraSettings(msgspec.Struct, frozen=True):
         if isinstance(given, dict):
             others = [name for name in given if name.rpartition(".")[2] != EMBEDDING]
             if others or len(given) > 1:
-                raise ModelError(f"trainable_token_indices names {shown(', '.join(given), 80)}, not only {EMBEDDING}.")
+                raise ModelError(
+                    f"trainable_token_indices may name {EMBEDDING} only, not {shown(', '.join(given), 80)}."
+                )
             (given,) = given.values()
         if len(set(given)) < len(given):
             raise ModelError("trainable_token_indices names a token twice.")
@@ -128,9 +130,7 @@ def parse_lora_settings(given: Mapping[str, Any]) -> LoraSettings:
         ModelError: it is of another kind of adapter, or says what is not understood; the field is named.
     """
     if given.get("peft_type") != "LORA":
-        raise ModelError(
-            f"peft_type is {shown(repr(given.get('peft_type')), 40)}; LoRA adapters are merged, no others."
-        )
+        raise ModelError(f"peft_type is {shown(repr(given.get('peft_type')), 40)}; only LoRA adapters can be merged.")
     for name, value in given.items():
         if name not in UNDERSTOOD | HARMLESS and value not in _OFF:
             why = "cannot be merged into weights" if name in REFUSED else "is not understood"
@@ -169,11 +169,13 @@ def _by_pattern(values: Mapping[str, Any], module: str, otherwise: Any) -> Any:
 def _match(pattern: str, module: str) -> regex.Match[str] | None:
     """Match from the beginning, within a second: a pattern may be a stranger's."""
     if len(pattern) > _MOST_CHARACTERS or _NOT_PYTHONS.search(pattern):
-        raise ModelError(f"the pattern of modules {shown(repr(pattern), 80)} is too long, or none of Python's.")
+        raise ModelError(
+            f"the pattern of modules {shown(repr(pattern), 80)} is too long, or uses syntax that Python lacks."
+        )
     try:
         return regex.match(pattern, module, timeout=1)
     except (regex.error, RecursionError, MemoryError) as error:
-        why = f"is no regular expression ({shown(str(error), 80)})"
+        why = f"is not a regular expression ({shown(str(error), 80)})"
     except TimeoutError:
         why = "takes more than a second to match"
     raise ModelError(f"the pattern of modules {shown(repr(pattern), 80)} {why}.")

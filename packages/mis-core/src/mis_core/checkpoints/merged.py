@@ -48,7 +48,7 @@ class LoraAdapter:
         """
         path = self.path / _SETTINGS
         if not is_there(path):
-            raise ModelError(f"{path}: missing; a folder with a LoRA adapter has one.")
+            raise ModelError(f"{path}: missing; a folder with a LoRA adapter needs one.")
         given = self.files.read_object(path)
         with _naming(path):
             return parse_lora_settings(given)
@@ -64,14 +64,16 @@ class LoraAdapter:
                 file, name = matrices.embedding
                 shape = file.get_slice(name).get_shape()
                 if len(shape) != 2:
-                    raise ModelError(f"{self.path / _WEIGHTS}: tensor {shown(name, 200)} is no embedding, but {shape}.")
+                    raise ModelError(
+                        f"{self.path / _WEIGHTS}: tensor {shown(name, 200)} must have two dimensions, not {shape}."
+                    )
                 return int(shape[0])
         beyond = sorted(token for token in self.settings().tokens() if token >= count)
         if beyond != [*range(count, count + len(beyond))]:
-            message = (
-                f"has embeddings of {len(beyond)} tokens up to {beyond[-1]}, which do not follow the model's {count}."
+            raise ModelError(
+                f"{self.path}: has embeddings of {len(beyond)} tokens up to {beyond[-1]}; they must follow the model's "
+                f"{count} tokens without a gap."
             )
-            raise ModelError(f"{self.path}: {message}")
         return count + len(beyond)
 
     def part(self) -> ModelPart:
@@ -96,12 +98,12 @@ class LoraAdapter:
                 within = name_in_text(name.removeprefix(_WRAPPED))
                 if within == _TOKENS or within in _WHOLE:
                     if (within in _WHOLE) in of_embedding:
-                        raise ModelError(f"{path}: has two tensors of rows of the embedding.")
+                        raise ModelError(f"{path}: has two tensors for rows of the embedding.")
                     of_embedding[within in _WHOLE] = file, name
                     continue
                 ending = next((each for each in _ENDINGS if name.endswith(each)), None)
                 if ending is None:
-                    raise ModelError(f"{path}: tensor {shown(name, 200)} is no part of a product's adapter.")
+                    raise ModelError(f"{path}: tensor {shown(name, 200)} is not part of a LoRA adapter.")
                 module, part = name.removesuffix(ending).removeprefix(_WRAPPED), _ENDINGS[ending]
                 if part in found.setdefault(module, {}):
                     raise ModelError(f"{path}: has two tensors lora_{part} of {shown(module, 200)}.")
@@ -248,11 +250,11 @@ def _changed(
         name = products.get(name_in_text(module))
         if name is None:
             known = ", ".join(_PRODUCTS)
-            raise ModelError(f"{path}: {shown(module, 200)} is none of the model's modules that are merged: {known}.")
+            raise ModelError(f"{path}: {shown(module, 200)} is not a module that adapters can change; known: {known}.")
         if not settings.targets(module):
             raise ModelError(f"{path}: has tensors of {shown(module, 200)}, which target_modules does not name.")
         if len(pair) < len(_ENDINGS):
-            raise ModelError(f"{path}: of {shown(module, 200)} only lora_{next(iter(pair))} is there.")
+            raise ModelError(f"{path}: {shown(module, 200)} has only lora_{next(iter(pair))}.")
         outputs, inputs = stored[name].shape
         for part, shape in (("A", (settings.rank(module), inputs)), ("B", (outputs, settings.rank(module)))):
             _check_shape(path, pair[part], shape)
@@ -282,7 +284,7 @@ def _with_rows(
     Where the head is the embedding, a checkpoint may store it by either name, or by both.
     """
     if (matrices.rows is None) != (not tokens):
-        raise ModelError(f"{path}: trainable_token_indices and rows of the embedding come together; one is missing.")
+        raise ModelError(f"{path}: trainable_token_indices and rows of the embedding must be given together.")
     if matrices.rows is None and matrices.embedding is None:
         return {}
     names = [name for name in stored if name_in_text(name) == f"{EMBEDDING}.weight"]
@@ -304,7 +306,7 @@ def _check_shape(path: Path, tensor: tuple[Any, str], shape: tuple[int, ...]) ->
     header = file.get_slice(name)
     if tuple(header.get_shape()) != shape or header.get_dtype() not in ("BF16", "F16", "F32", "F64"):
         has = f"{header.get_dtype()} {tuple(header.get_shape())}"
-        raise ModelError(f"{path}: tensor {shown(name, 200)} is {has}; it should be floats of {shape}.")
+        raise ModelError(f"{path}: tensor {shown(name, 200)} is {has}; it must be floats of {shape}.")
 
 
 def _products(stored: Mapping[str, StoredTensor]) -> dict[str, str]:

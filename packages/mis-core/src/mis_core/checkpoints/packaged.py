@@ -56,14 +56,12 @@ class PackagedCheckpoint(Checkpoint):
         """Return the settings of a model that has no head of its own, and the folder's tokens; see `Checkpoint`."""
         own = self._checkpoint.settings()
         if is_of_images(own):
-            raise ModelError(
-                f"{self.path}: a pointer head is read with a language model, not with one that reads images."
-            )
+            raise ModelError(f"{self.path}: a pointer head needs a language model without images.")
         own = text_settings(own)
         if own.get("hidden_size") != self._pointer.embed:
             raise ModelError(
-                f"{self._folder / SETTINGS}: hidden_size is {self._pointer.embed}, and that of {self.path.name} is "
-                f"{own.get('hidden_size')}: the head was trained on another model. Name that with the head's folder."
+                f"{self._folder / SETTINGS}: hidden_size is {self._pointer.embed}, but in {self.path.name} it is "
+                f"{own.get('hidden_size')}: the head was trained on another model. Serve that model with the head."
             )
         return own | {"architectures": _without_head(own.get("architectures")), "vocab_size": self._rows(own)}
 
@@ -105,7 +103,7 @@ class PackagedCheckpoint(Checkpoint):
                 self._files.check(path)
                 file, names = open_safetensors(opened, path)
                 if others := sorted(set(names) - {name for parts in _ROWS.values() for name in parts}):
-                    raise ModelError(f"{path}: tensor {shown(others[0], 200)} belongs to no part of a pointer head.")
+                    raise ModelError(f"{path}: tensor {shown(others[0], 200)} is not part of a pointer head.")
                 for name, parts in _ROWS.items():
                     if missing := [part for part in parts if part not in names]:
                         raise ModelError(f"{path}: tensor {missing[0]} is missing.")

@@ -64,12 +64,12 @@ def read_pointer(folder: Path, files: Files) -> StoredPointer:
     """
     path = folder / SETTINGS
     if not is_there(path):
-        raise ModelError(f"{path}: missing; a folder with a pointer head has one.")
+        raise ModelError(f"{path}: missing; a folder with a pointer head needs one.")
     given = files.read_object(path)
     warn_of_unknown(given.keys() - _HARMLESS, _Settings, path)
     found = converted(given, _Settings, path)
     if len(found.delimiters) != len(_DELIMITERS) or len(set(found.delimiters)) < len(_DELIMITERS):
-        raise ModelError(f"{path}: delimiters must be five different tokens: of a {', '.join(_DELIMITERS)}.")
+        raise ModelError(f"{path}: delimiters must name five different tokens, for: {', '.join(_DELIMITERS)}.")
     if not 0 < found.head_dim <= _MOST_DIMENSIONS:
         raise ModelError(f"{path}: head_dim must be from 1 to {_MOST_DIMENSIONS:,}, not {found.head_dim:,}.")
     if not 0 < found.temperature < math.inf:

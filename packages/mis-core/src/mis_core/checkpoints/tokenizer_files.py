@@ -34,7 +34,7 @@ _CONFIG_KEYS = ("model_type", "model_name", "tokenizer_class", "transformers_ver
 # Settings that the classes take for files to open, wherever those are.
 _NAMES_OF_FILES = ("vocab", "merges", "init_inputs", "tokenizer_object", "fast_tokenizer_files")
 _IDS_OF_ENDS = (_CONFIG, "generation_config.json")
-_NO_ID = f"no id of a token, from 0 to {MAX_ID - 1:,}"
+_NO_ID = f"not a token id from 0 to {MAX_ID - 1:,}"
 _REASON_CHARACTERS = 200
 
 
@@ -67,7 +67,7 @@ def read_tokenizer(directory: Path, files: Files) -> StoredTokenizer:
     if isinstance(template, dict):  # several by name
         template = template.get("default")
     if not isinstance(template, str | None):
-        raise ModelError(f"{directory / _SETTINGS[0]}: chat_template is no text.")
+        raise ModelError(f"{directory / _SETTINGS[0]}: chat_template is not a text.")
     special_tokens = {name: str(token) for name, token in loaded.special_tokens_map.items()}
     end_ids |= set() if eos_id is None else {eos_id}
     return StoredTokenizer(loaded.backend_tokenizer, special_tokens, frozenset(end_ids), template)

@@ -32,8 +32,8 @@ def weight_files(folder: Path, settings: dict[str, Any], files: Files) -> list[P
     """
     if is_there(folder / _ADAPTER):
         raise ModelError(
-            f"{folder / _ADAPTER}: transformers applies an adapter that lies beside a model, which is not done here. "
-            f"Move it into a folder for --merge-lora, or remove {_ADAPTER} for the scores of the model alone."
+            f"{folder / _ADAPTER}: transformers would apply the adapter in a model's folder, but MIS does not. "
+            f"Move it into a folder for --merge-lora, or remove {_ADAPTER} to serve the model alone."
         )
     chosen = settings.get(_SETTING)
     if chosen is not None:
@@ -60,7 +60,7 @@ def _of_index(folder: Path, index: Path, files: Files) -> list[Path]:
     for name in sorted(set(files_of.values())):
         path = inside(folder, name, f"{index}: weight_map")
         if not name.endswith(".safetensors"):
-            raise ModelError(f"{index}: weight_map names {shown(repr(name), 80)}, which is no .safetensors file.")
+            raise ModelError(f"{index}: weight_map names {shown(repr(name), 80)}, which is not a .safetensors file.")
         if not is_there(path):
             raise ModelError(f"{path}: missing, though {index.name} names it.")
         found.append(path)
@@ -85,7 +85,7 @@ def _without_index(folder: Path) -> list[Path]:
     other = next((path for path in found if path not in expected), None)
     if other is not None:
         raise ModelError(
-            f"{folder}: both {expected[0].name} and {other.name} may hold the weights; keep those that are meant, or "
+            f"{folder}: both {expected[0].name} and {other.name} may hold the weights; keep the right one, or "
             f"name them in model{_INDEX}."
         )
     return expected

@@ -161,7 +161,7 @@ def read_model_config(
     head = checkpoint.decision().head if with_decision_head else None
     if is_saved(raw):
         if head is None:
-            raise ModelError(f"{checkpoint.path}: has nothing but a decision head, which --decision-prompt leaves out.")
+            raise ModelError(f"{checkpoint.path}: has only a decision head, which --decision-prompt disables.")
         raw = text_settings(raw) | {"architectures": None}  # a head of the vocabulary is not saved with it
     check_numbers(raw, checkpoint)
     decision = None if head is None else DecisionRows(head.rows, head.softcap, head.has_bias)
@@ -174,7 +174,7 @@ def read_model_config(
         raise ModelError(f"{checkpoint.settings_path}: {error.message}") from None
     except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ModelError(f"{checkpoint.settings_path}: a setting's value is of another type ({reason}).") from None
+        raise ModelError(f"{checkpoint.settings_path}: a setting has a value of the wrong type ({reason}).") from None
 
 
 def parse_model_config(
@@ -216,7 +216,7 @@ def parse_model_config(
     max_positions = positive_integer(raw, "max_position_embeddings", family.max_positions)
     head_dim = positive_integer(raw, "head_dim", family.head_dim or embed // heads)
     if head_dim % 2:
-        raise ModelError(f"head_dim must be even, since RoPE turns pairs, not {head_dim}.")
+        raise ModelError(f"head_dim must be even, since RoPE rotates pairs, not {head_dim}.")
     rope, local_rope = parse_ropes(
         raw, head_dim, max_positions, family.theta, family.local_theta, rotated=family.rotated,
         ignore_unknown=ignore_unknown,

@@ -47,7 +47,7 @@ def recurrent_layers(raw: Mapping[str, Any], layers: int, interval: int | None) 
     block = recurrent.index(False) + 1 if False in recurrent else 0
     if not block or layers % block or recurrent != [index % block != block - 1 for index in range(layers)]:
         raise ModelError(
-            f"{by}: of {layers} layers the last must be full_attention, and as many linear_attention must come before "
-            "each full_attention; nothing else is supported."
+            f"{by}: the last of the {layers} layers must be full_attention, and the same number of linear_attention "
+            "layers must precede each full_attention layer; nothing else is supported."
         )
     return [shape if is_recurrent else None for is_recurrent in recurrent]

@@ -85,7 +85,7 @@ def spread_heads(config: ModelConfig, devices: int) -> ModelConfig:
             not cut yet.
     """
     if devices > 1 and config.recurrence is not None:
-        raise ConfigError(f"tp_size {devices}: recurrent layers are on one device only.", "tp_size")
+        raise ConfigError(f"tp_size must be 1 for a model with recurrent layers, not {devices}.", "tp_size")
     for name, size in (("hidden_size", config.embed), ("intermediate_size", config.mlp)):
         if size % devices:
             raise ConfigError(f"tp_size {devices} does not divide the model's {name}, {size}.", "tp_size")

@@ -103,7 +103,7 @@ def parse_rope(
             raise ModelError(f"{name} must be an object, not {json.dumps(raw[name])[:40]}.")
     theta = raw.get("rope_theta", theta)
     if new and raw.get("rope_scaling") and _spelt_out(new, theta) != _spelt_out(raw["rope_scaling"], theta):
-        raise ModelError("rope_parameters and rope_scaling differ; keep the one that is meant.")
+        raise ModelError("rope_parameters and rope_scaling differ; keep the right one.")
     key = "rope_parameters" if new else "rope_scaling"  # as transformers, which takes an empty one for none
     found = dict(raw.get(key) or {})
     theta = positive_number({"rope_theta": found.pop("rope_theta", theta)}, "rope_theta")
@@ -120,7 +120,7 @@ def parse_rope(
     _check_parameters(key, kind, found, head_dim)
     above, name = raw.get("original_max_position_embeddings"), "original_max_position_embeddings"
     if kind in ("llama3", "yarn") and above is not None and above != found.get(name):
-        raise ModelError(f"{name} beside {key} is not {key}.{name}; give it there alone.")
+        raise ModelError(f"{name} differs from {key}.{name}; keep only the latter.")
     if kind == "yarn" and theta == 1:
         raise ModelError(f"rope_theta must not be 1 for {key} of type yarn, since all frequencies are then the same.")
     return RopeConfig(kind, theta, head_dim, max_positions, found)

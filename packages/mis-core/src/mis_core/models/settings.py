@@ -131,8 +131,8 @@ def refuse_setting(name: str, value: Any, *, ignore_unknown: bool) -> None:
     setting = f"{name} = {json.dumps(value)[:80]}"
     if not ignore_unknown:
         raise ModelError(
-            f"{setting} is not understood, and transformers may compute other scores by it; "
-            "--ignore-unknown-settings computes as if it were not there."
+            f"{setting} is not understood, and transformers may compute other scores with it; "
+            "--ignore-unknown-settings ignores it."
         )
     logger.warning("%s is not understood and ignored: scores may differ from those of transformers.", setting)
 

@@ -83,8 +83,8 @@ def load_decoder(
         _check_found(checkpoint, wanted, stored, unused_head=unused_head)
         if config.tied and config.has_vocabulary_head and not _is_tied(stored):
             raise ModelError(
-                f"{path}: lm_head.weight is not the embedding, though tie_word_embeddings is true; say false, or "
-                "leave the tensor out."
+                f"{path}: lm_head.weight is not the embedding, though tie_word_embeddings is true; set it to false, or "
+                "remove the tensor."
             )
         spread = spread_heads(config, mesh.shape[TENSOR])
         backend = backend_for(spread, dtype, mesh)

@@ -83,7 +83,7 @@ def sliding_windows(raw: Mapping[str, Any], has_rope: Sequence[bool], family: Sl
     ]
     listed = listed_layers(raw.get("layer_types"), len(has_rope), "sliding_attention")
     if listed is not None and listed != by_family and not (family is not None and family.obeys_types):
-        raise ModelError("layer_types is not what this family computes, which does not read it; leave it out.")
+        raise ModelError("layer_types differs from what this family computes, which ignores it; remove it.")
     chosen = by_family if listed is None else listed
     if window is None and any(chosen):
         is_off = family is not None and family.needs_switch and not raw.get("use_sliding_window")

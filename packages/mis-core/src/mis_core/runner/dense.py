@@ -57,8 +57,8 @@ class DenseMemory:
         longest = self.shape.pages_per_context * PAGE_SIZE
         if (needed := self.bytes_for(longest)) > DENSE_BYTES:
             raise ConfigError(
-                f"mask_impl dense takes {needed:,} bytes for steps of {self.shape.tokens} tokens behind contexts of "
-                f"{longest}, and may take {DENSE_BYTES:,}; lower context_length.",
+                f"mask_impl dense takes {needed:,} bytes for steps of {self.shape.tokens} tokens after contexts of "
+                f"{longest}, but at most {DENSE_BYTES:,} are allowed; lower context_length.",
                 "context_length",
             )
 
@@ -72,7 +72,7 @@ class DenseMemory:
         if (needed := self.bytes_for(longest)) > DENSE_BYTES:
             raise RequestError(
                 "invalid_mask_impl",
-                f"mask_impl dense takes {needed:,} bytes for {longest} tokens of query and item, and may take "
-                f"{DENSE_BYTES:,}; leave it out, or shorten them.",
+                f"mask_impl dense takes {needed:,} bytes for {longest} tokens of query and item, but at most "
+                f"{DENSE_BYTES:,} are allowed; leave it out, or shorten query and item.",
                 "mask_impl",
             )

@@ -43,9 +43,9 @@ def _why_not(task: str, tokenizer: Tokenizer | None, limits: Limits) -> str | No
             "Qwen3ForSequenceClassification. POST /v1/decisions classifies with a language model."
         )
     if task in _LANGUAGE and limits.head_labels:
-        return "This model has a classification head in place of a vocabulary; a language model has this task."
+        return "This model has a classification head in place of a vocabulary; this task needs a language model."
     if task in _TEXT and tokenizer is None:
-        return "This engine has no tokenizer, and this task is about texts."
+        return "This engine has no tokenizer, and this task needs one."
     if task == "chat" and (tokenizer is None or tokenizer.chat_template is None):
         return "This model has no chat template; start the server with --chat-template, or send texts to /v1/score."
     points = tokenizer is not None and isinstance(tokenizer.decision, PointerContract)  # which needs no template

@@ -119,6 +119,6 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, UnicodeEncodeError):
         reason = "it writes half of a character, a lone surrogate."
     if isinstance(error, MemoryError):
-        reason = "it takes more memory than there is."
+        reason = "it needs more memory than there is."
     reason = reason.encode("utf-8", "backslashreplace").decode()
     return (reason or f"{type(error).__name__}.")[:_REASON_CHARACTERS]

@@ -120,7 +120,7 @@ class DecisionContract(msgspec.Struct, frozen=True, tag="prompt"):
     @classmethod
     def _of(cls, settings: _Settings, template: str | None, special_tokens: dict[str, str], where: str) -> Self:
         if sorted(settings.noul_options) != sorted(_SIDES):
-            raise ModelError(f"{where}: noul_options must order true and false.")
+            raise ModelError(f"{where}: noul_options must list true and false, in their order.")
         if not all(0 < value < math.inf for value in settings.temperature.values()):
             raise ModelError(f"{where}: a temperature must be a number above 0.")
         source = settings.chat_template if template is None else template

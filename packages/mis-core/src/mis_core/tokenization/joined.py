@@ -234,7 +234,7 @@ class Joiner:
         rows = [self.marked(tail + item, follows=bool(head)) for item in items]
         if not all(rows):
             empty = [bool(row) for row in rows].index(False)
-            message = f"{fields[1]}[{empty}] has no tokens behind the last control token before it."
+            message = f"{fields[1]}[{empty}] has no tokens after the control token before it."
             raise RequestError("tokenizer_failed", message, fields[0])
         return _shared(alone, rows).framed(np.array(before, np.int32), _NO_IDS)
 
@@ -311,7 +311,7 @@ class Joiner:
         _check_characters(query, items, max_characters, fields[1])
         tokens, lens = self._encoder.encode_all(map(join, items), len(query), len(items), special)
         if not lens.all():
-            message = f"The query and {fields[1]}[{int(lens.argmin())}] have no tokens together."
+            message = f"The query and {fields[1]}[{int(lens.argmin())}] together have no tokens."
             raise RequestError("empty_query", message, fields[0])
         return tokens, lens
 

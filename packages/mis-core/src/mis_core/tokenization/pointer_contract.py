@@ -53,7 +53,7 @@ class PointerContract(msgspec.Struct, frozen=True, tag="pointer"):
         def token_of(text: str) -> int:
             token = backend.token_to_id(text)
             if token is None or token >= vocab_size:
-                raise ModelError(f"{where}: the delimiter {shown(text, 60)} is no token of the model.")
+                raise ModelError(f"{where}: the delimiter {shown(text, 60)} is not a token of the model.")
             return token
 
         state, question, option, option_end, decide = map(token_of, stored.delimiters)

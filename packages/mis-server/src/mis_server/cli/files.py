@@ -79,7 +79,7 @@ class AnsweredFiles:
             raise click.UsageError(f"Missing option '--output', which {self.input} needs; - is standard output.")
         written_as = self._format_for(output)
         if output is not None and is_standard_output(output) and written_as == "parquet":
-            raise click.UsageError("--output-format parquet writes a folder, which standard output is not; name one.")
+            raise click.UsageError("--output-format parquet writes a folder, not to standard output; name one.")
         if output is None:
             output = str(self._beside(Path(self.input), written_as))
         job = Job(asked=asked, input=self.input, output=output, format=written_as, input_option=self.input_option)

@@ -139,8 +139,8 @@ class BodyBytes:
         if 2 * size > free:
             raise RequestError(
                 "queue_full",
-                f"{self.used - held} bytes of other bodies are under way, so a body may have {max(free, 0) // 2} now. "
-                "Try again later, or send a smaller one.",
+                f"{self.used - held} bytes of other bodies are under way, so a body may have at most "
+                f"{max(free, 0) // 2} now. Try again later, or send a smaller one.",
             )
 
 

@@ -94,7 +94,9 @@ class _Zstd(_Expander):
             part = self._inner.decompress(self.pending, _PART)
         except zstd.ZstdError as error:
             if "too much memory" in str(error):
-                message = f"The body needs a window of more than {1 << _WINDOW_LOG} bytes; send one with less."
+                message = (
+                    f"The body needs a window of more than {1 << _WINDOW_LOG} bytes; compress it with a smaller one."
+                )
                 raise RequestError(_TOO_LARGE, message) from None
             raise RequestError(_DAMAGED, "The body is not zstd, or it is damaged.") from None
         self.pending = b""
@@ -128,7 +130,7 @@ class ExpandingMiddleware:
             return
         make = _EXPANDERS.get(encoding)
         if make is None:
-            message = "Content-Encoding must be gzip or zstd, one of them, or left out."
+            message = "Content-Encoding must be gzip or zstd, not both, or left out."
             reply = error_reply("unsupported_media_type", message, headers={"accept-encoding": "gzip, zstd"})
             await reply(scope, receive, send)
             return

@@ -147,7 +147,7 @@ def read_questions(path: str) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}.", "questions") from None
     if not isinstance(questions, dict):
-        raise ConfigError(f"{path} holds no object of questions by their ids.", "questions")
+        raise ConfigError(f"{path} must hold an object of questions, keyed by id.", "questions")
     return questions
 
 

@@ -126,7 +126,7 @@ class Collector:
         answered = await self._model.answer(SYSTEM_ONE, {"state": row.state, "questions": dict(row.questions)})
         asked = answered.parsed.asked
         if asked.is_joint:
-            raise ConfigError("This model reads all questions in one prompt; such answers are not calibrated.", "data")
+            raise ConfigError("This model reads all questions in one prompt; its answers cannot be calibrated.", "data")
         ids = list(answered.parsed.needs)
         for index, logprobs in question_logprobs(asked, answered.outputs).items():
             each, name = asked.questions[index], ids[index]
@@ -142,7 +142,7 @@ class Collector:
     async def _classify(self, rows: list[tuple[int, ClassifyRow]]) -> None:
         answered = await self._model.answer(CLASSIFY, {"input": [row.input for _, row in rows]})
         if answered.parsed.identity is None:
-            raise ConfigError("This model's head gives no distribution over its labels; nothing is calibrated.", "data")
+            raise ConfigError("This model's head gives no distribution over labels; it cannot be calibrated.", "data")
         labels = answered.parsed.labels
         if len(labels) == 1:
             labels = (f"not {labels[0]}", *labels)

@@ -52,7 +52,7 @@ class Job:
         output = self.output if self.format == "jsonl" else "-"
         for name, option in ((self.input, self.input_option), (output, "output")):
             if not Path(name).name:
-                raise ConfigError(f"{name!r} is no file's name.", option)
+                raise ConfigError(f"{name!r} is not a file name.", option)
 
 
 def score_file(job: Job, config: EngineConfig, *, overwrite: bool = False, progress: bool = True) -> int:
@@ -83,7 +83,7 @@ def score_file(job: Job, config: EngineConfig, *, overwrite: bool = False, progr
             done, errors = output.resume(overwrite=overwrite)
             output.check_type(config.dtype)
             if done > survey.rows:
-                message = f"{job.output} has {done} rows, where the input has {survey.rows}; use another --output, or "
+                message = f"{job.output} has {done} rows, but the input has {survey.rows}; use another --output, or "
                 raise ConfigError(f"{message}--overwrite.", "output")
             if done == survey.rows:  # which needs no engine
                 with output.opened(""):

@@ -179,6 +179,6 @@ def _copy(source: io.BufferedReader, copy: BinaryIO, name: str, option: str) -> 
 
 def _no_room(name: str, reason: str, option: str) -> ConfigError:
     message = (
-        f"{name} is copied to {tempfile.gettempdir()}, which {reason}; name another folder by TMPDIR, or give a file."
+        f"{name} is copied to {tempfile.gettempdir()}, which {reason}; name another folder with TMPDIR, or give a file."
     )
     return ConfigError(message, option)

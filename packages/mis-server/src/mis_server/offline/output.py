@@ -199,10 +199,10 @@ class OutputFile(Output):
                 note = file.read(_NOTE_BYTES)
         if note:
             if not _NOTE.fullmatch(note):
-                message = f"{self._note} is not a note of this command, which writes one there; "
+                message = f"{self._note} was not written by this command, which keeps a note there; "
                 raise ConfigError(f"{message}use another --output, or remove that file yourself.", "output")
         elif self._path.exists() and self._path.stat().st_size:
-            message = f"{self._path} exists, and no note {self._note.name} proves that this command wrote it; "
+            message = f"{self._path} exists, but no note {self._note.name} shows that this command wrote it; "
             raise ConfigError(f"{message}use another --output, or remove that file yourself.", "output")
         return note.decode()
 
@@ -239,13 +239,13 @@ def check_same_type(name: str | Path, made_in: str | None, dtype: str) -> None:
         ConfigError: it would.
     """
     if made_in and dtype not in ("auto", made_in):
-        message = f"{name} was made in {made_in}, and this run computes in {dtype}; use --dtype {made_in}, another "
+        message = f"{name} was made in {made_in}, but this run computes in {dtype}; use --dtype {made_in}, another "
         raise ConfigError(f"{message}--output, or --overwrite.", "dtype")
 
 
 def taken_over(name: str | Path) -> ConfigError:
     """Return the error of a run whose output another run has begun to write."""
-    return ConfigError(f"{name} is written by another run now; this one ends.", "output")
+    return ConfigError(f"Another run is writing {name} now; this one ends.", "output")
 
 
 def check_writable(folder: Path) -> None:

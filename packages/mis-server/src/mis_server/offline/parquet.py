@@ -88,7 +88,7 @@ class OutputFolder(Output):
         errors = 0
         for name in sorted(self._folder.check("auto", overwrite=overwrite)):
             if name != self._part():
-                message = f"{self._name} has {name}, where {self._part()}.parquet would follow; "
+                message = f"{self._name} has {name}, but the next part must be {self._part()}.parquet; "
                 raise ConfigError(f"{message}use another --output, or --overwrite.", "output")
             column = self._folder.column(name, ERROR_COLUMN)
             self._first += len(column)

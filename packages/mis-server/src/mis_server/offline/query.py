@@ -59,7 +59,7 @@ class OfflineQuery(OfflineTask):
     def __post_init__(self) -> None:
         if self.score_column in ("", ERROR_COLUMN, ID_COLUMN):
             message = (
-                f"{self.score_column!r} is no name for the scores; the output has {ERROR_COLUMN} and {ID_COLUMN} too."
+                f"{self.score_column!r} cannot name the scores; the output also has {ERROR_COLUMN} and {ID_COLUMN}."
             )
             raise ConfigError(message, "score_column")
 

@@ -125,7 +125,7 @@ def check_output(files: JobFiles, found: list[Source], others: list[Place]) -> N
         pattern, folder = os.path.realpath(pattern), os.path.realpath(folder)
     part = posixpath.join(folder, found[0].name, f"{0:015d}.{files.format}")
     if fs.type_name == source_fs.type_name and reads(pattern, part):
-        message = f"{files.output} lies where {files.input} is read, so its parts would be read with it the next time; "
+        message = f"{files.output} lies within {files.input}, so the next run would read its parts as input; "
         raise ConfigError(f"{message}use another --output.", "output")
 
 
@@ -242,5 +242,5 @@ class _PartScorer:
         if failure:
             raise _failure(failure)
         if agreed != dtype:
-            message = f"Other parts are made in {agreed}, and this machine computes in {dtype}; use --dtype {agreed}."
+            message = f"Other parts are made in {agreed}, but this machine computes in {dtype}; use --dtype {agreed}."
             raise ConfigError(message, "dtype")

@@ -97,8 +97,8 @@ def sources(fs: pa.fs.FileSystem, pattern: str) -> list[Source]:
         if info.path.endswith(SUFFIXES)
     ]
     if other := next((info.path for info in meant if _is_refused(info.path)), None):
-        message = f"{other} is not read: of compressed files, {', '.join(SUFFIXES[1:3])} are."
-        raise ConfigError(f"{message} Expand it, or compress it so.", "input")
+        message = f"{other} cannot be read; compressed files must be {' or '.join(SUFFIXES[1:3])}."
+        raise ConfigError(f"{message} Expand it, or compress it as one of these.", "input")
     if not files:
         raise ConfigError(f"{pattern} has no files whose names end in {' or '.join(SUFFIXES)}.", "input")
     return sorted(files, key=lambda each: each.name)
@@ -270,7 +270,7 @@ def _expanded_lines(file: pa.NativeFile, part: DatasetPart) -> Iterator[bytes]:
     for line in text.Lines(file, part.path, "input"):
         size += len(line)
         if size > MAX_EXPANDED_BYTES:
-            message = f"{part.path} expands to more than {MAX_EXPANDED_BYTES} bytes; expand it, or cut it into files."
+            message = f"{part.path} expands to more than {MAX_EXPANDED_BYTES} bytes; expand it, or split it into files."
             raise ConfigError(message, "input")
         yield line
 

@@ -101,7 +101,7 @@ def _read(args: dict[str, Any]) -> tuple[Replicas, ServerConfig]:
     left = dict(args)
     for name in _NOT_HERE:
         if name in left:
-            raise ConfigError(f"{name} is not an option of replicas on Ray Serve; Serve's own config has it.", name)
+            raise ConfigError(f"{name} is not an option of replicas on Ray Serve; set it in Serve's own config.", name)
 
     def read(kind: type[Any], **more: Any) -> Any:
         names = {field.name for field in dataclasses.fields(kind)} & left.keys()

@@ -241,7 +241,7 @@ def _join(
         code = error.code
         if code == "context_length_exceeded" and len(rests) == 1 and tokenizer.decision is not None:
             # Of a single prompt that a contract makes, nearly all is shared.
-            message = f"{field} and question have more tokens than the context holds, which is {most_tokens}."
+            message = f"{field} and question together have more than the context's {most_tokens} tokens."
 
             def too_long_alone(row: int, index: int) -> RequestError:
                 return RequestError(code, f"{paths[index]}: {message}", "questions")
@@ -249,7 +249,7 @@ def _join(
             errors.refuse(np.array([True]), too_long_alone)
             return NOTHING
         if code == "context_length_exceeded":
-            message = f"The {field} alone has more tokens than the context holds, which is {most_tokens}."
+            message = f"The {field} alone has more than the context's {most_tokens} tokens."
             raise RequestError(code, message, field) from None
         raise
     longest = np.maximum.reduceat(joined.context_lens + np.diff(joined.item_starts), starts)

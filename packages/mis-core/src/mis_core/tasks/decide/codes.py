@@ -58,7 +58,7 @@ class Codes:
         found = self._find_codes(question, wanted) if question.options else self._find_words(question)
         if len(found) < wanted:
             answers = f"{wanted} options" if question.options else "yes and no"
-            message = f"{path}: this model's vocabulary has no single tokens for {answers} behind the prompt."
+            message = f"{path}: this model's vocabulary has no single tokens for {answers} after the prompt."
             raise RequestError("too_few_label_tokens", message, "questions")
         return list(found.values())[:wanted], np.array(list(found)[:wanted], np.int32)
 

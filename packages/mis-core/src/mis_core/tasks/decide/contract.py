@@ -60,7 +60,7 @@ class ContractStyle:
         self._vocab_size = vocab_size
         outer = tokenizer.chat_template if contract.in_chat else contract.template
         if outer is None:
-            message = "This model has no chat template, which the prompt of transformers needs."
+            message = "The decision prompt transformers needs a chat template, and this model has none."
             raise RequestError("task_not_supported", message, "model")
         self.is_joint = self.makes_tokens = not contract.in_chat and contract.template.reads("questions")
         self._outer = outer
@@ -82,7 +82,7 @@ class ContractStyle:
         if kind == "noul":
             orders = [[("true", "false").index(side) for side in self._contract.noul_options]]
         if self.is_joint and len(orders) > 1:
-            message = f"{path}: this model reads all questions in one prompt; options are read as they were given."
+            message = f"{path}: this model reads all questions in one prompt; options keep the given order."
             raise RequestError("unsupported_parameter", message, "questions")
         labels = self._labels(kind, len(orders[0]), path)
         return AskedQuestion(question, orders, labels, self._contract.temperature_of(kind, len(orders[0])))
@@ -105,7 +105,7 @@ class ContractStyle:
         prompt = self._rendered(lambda: self._outer.render([_EMPTY], enable_thinking=False, **variables))
         *parts, _ = parts_at_marks(prompt)
         if len(parts) != len(asked):
-            message = f"This model's decision template has {len(parts)} marks for {len(asked)} questions; each has one."
+            message = f"This model's decision template has {len(parts)} marks for {len(asked)} questions, not one each."
             raise RequestError("task_not_supported", message, "model")
         tokens, lens = self._tokenizer.encode_parts(parts, field=self._field)
         ends = np.cumsum(lens)
@@ -215,7 +215,7 @@ class ContractStyle:
 
         before, *others = parts_at_marks(self._rendered(render))
         if len(others) > 1:
-            message = "This model's decision template has several marks a question, which are not read yet."
+            message = "This model's decision template has several marks for a question, which is not supported yet."
             raise RequestError("task_not_supported", message, "model")
         return before
 

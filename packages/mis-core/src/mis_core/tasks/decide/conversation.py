@@ -73,7 +73,7 @@ def _read_call(entry: Field, kind: str, calls: dict[tuple[str, str], str]) -> Me
     if "namespace" in fields:
         tool = f"{fields['namespace'].text()}.{tool}"
     if (kind, call_id) in calls:
-        raise fields["call_id"].error("is the id of an earlier call, too.")
+        raise fields["call_id"].error("is already the id of an earlier call.")
     calls[kind, call_id] = tool
     return Message(role="assistant", content=f"Call {call_id} of {tool}:\n{fields[argument].text()}")
 

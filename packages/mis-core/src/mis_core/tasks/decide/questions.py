@@ -173,7 +173,7 @@ def _read_choices(choices: Field) -> tuple[Option, ...]:
             raise fields["value"].error(f"must be a text, true or false, not {kind(value)}.")
         option = Option(value if isinstance(value, bool) else fields["value"].text(), _description(fields))
         if _sort_key(option) in options:
-            raise fields["value"].error("is the value of an earlier choice, too.")
+            raise fields["value"].error("is already the value of an earlier choice.")
         options[_sort_key(option)] = option
     return tuple(options.values())
 

@@ -109,7 +109,9 @@ def _read_ids(param: str, ids: object, num_items: int) -> TokenRows:
             "invalid_label_token_ids_type", "label_token_ids must hold token ids or one list per item, not both.", param
         )
     if not all(map(len, ids)):
-        raise RequestError("empty_label_token_ids", "Every item's list in label_token_ids needs a label.", param)
+        raise RequestError(
+            "empty_label_token_ids", "Every list in label_token_ids must hold at least one label.", param
+        )
     _check_one_list_each(param, len(ids), num_items)
     return read_rows(param, list(ids))
 
@@ -117,7 +119,9 @@ def _read_ids(param: str, ids: object, num_items: int) -> TokenRows:
 def _check_one_list_each(param: str, num_lists: int, num_items: int) -> None:
     if num_lists != num_items:
         raise RequestError(
-            "label_count_mismatch", f"{param} has {num_lists} lists for {num_items} items; give one each.", param
+            "label_count_mismatch",
+            f"{param} has {num_lists} lists for {num_items} items; give one for each item.",
+            param,
         )
 
 

@@ -71,7 +71,7 @@ class Task(Generic[ParsedType, Result]):
             return self.parse(fields, metered, limits, models)
         except TooMuchWork as error:
             message = (
-                f"Its texts must be read so many times that they cost more than {error.most} characters. Send fewer "
+                f"The texts are tokenised so often that they count as more than {error.most} characters. Send fewer "
                 "or shorter ones at a time, or token ids."
             )
             raise RequestError("too_many_tokens", message) from None

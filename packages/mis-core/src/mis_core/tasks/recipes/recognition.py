@@ -43,7 +43,7 @@ def rerank_labels(recipe: Recipe, tokenizer: Tokenizer, limits: Limits) -> list[
     """
     rows = len(limits.head_labels)
     if rows > _ROWS:
-        raise unsupported(f"The model's head has {rows} rows; reranking needs one, or two of which the second is yes.")
+        raise unsupported(f"The model's head has {rows} rows; reranking needs one, or two with yes as the second.")
     if rows:
         answers, names = recipe.labels or GENERIC.labels, [name.lower() for name in limits.head_labels]
         return [names.index(word) for word in answers] if sorted(names) == sorted(answers) else list(range(rows))
@@ -51,7 +51,9 @@ def rerank_labels(recipe: Recipe, tokenizer: Tokenizer, limits: Limits) -> list[
         return [tokenizer.label_id(text) for text in recipe.labels]
     except RequestError:
         words = " and ".join(recipe.labels)
-        message = f"The words {words} are not single tokens of this model; a reranker with a classification head is."
+        message = (
+            f"The words {words} are not single tokens of this model, so it cannot rerank without a classification head."
+        )
         raise unsupported(message) from None
 
 
@@ -155,14 +157,14 @@ def _check_answers(recipe: Recipe, tokenizer: Tokenizer, limits: Limits) -> None
         return
     if list(answers) != rerank_labels(recipe, tokenizer, limits):
         read = " and ".join(repr(tokenizer.decode([each])) for each in answers if each is not None) or "nothing"
-        message = f"A config.json of sentence-transformers reads {read}, which the recipe {recipe.name} does not."
+        message = f"The model's sentence-transformers settings read {read}; the recipe {recipe.name} does not."
         raise unsupported(f"{message} {_CHOOSE}")
 
 
 def _check_prompt(recipe: Recipe, signs: Signs) -> None:
     """Refuse a recipe where the model brings the prompt of another."""
     if signs.rerank_prompt is not None and not recipe.reads(signs.rerank_prompt):
-        message = f"tokenizer.chat_template.rerank of the file is not the prompt of the recipe {recipe.name}."
+        message = f"The file's tokenizer.chat_template.rerank is not the prompt of the recipe {recipe.name}."
         raise unsupported(f"{message} {_CHOOSE}")
 
 

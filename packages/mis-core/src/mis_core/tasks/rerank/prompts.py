@@ -70,5 +70,5 @@ def _rendered(
     if len(rest) != 1:
         raise unsupported(f"The model's template writes the document {len(rest)} times; it must do so once.")
     if not before:
-        raise unsupported("The model's template writes nothing before the document; the query comes first.")
+        raise unsupported("The model's template writes nothing before the document; the query must come first.")
     return RerankPrompt(before, rest[0])

@@ -181,8 +181,8 @@ def _check_not_pairs(body: Fields) -> None:
     if name is not None:
         raise RequestError(
             "unknown_parameter",
-            f"{name} belongs to vLLM's score, one relevance for each pair: POST /v1/rerank ranks documents for a query "
-            "here. /v1/score wants query, items, and label_token_ids or labels.",
+            f"{name} is a field of vLLM's score, which rates pairs. Here, POST /v1/rerank ranks documents for a query; "
+            "/v1/score takes query, items, and label_token_ids or labels.",
             name,
         )
 
@@ -201,7 +201,7 @@ def _check_counts(num_items: int, labels: TokenRows, sequences: LabelSequences |
     check_count(count, limits.max_labels, "labels", labels.param, "too_many_labels")
     scores = num_items * (count if sequences is None else sequences.num_reads * sequences.width)
     if scores > limits.max_scores:
-        what = "scores" if sequences is None else "values that are read, as some have several tokens"
+        what = "scores" if sequences is None else "values, since some labels have several tokens"
         raise RequestError(
             "too_many_labels",
             f"{num_items} items with up to {count} labels make {scores} {what}; at most {limits.max_scores} "

@@ -182,7 +182,7 @@ def _read_label_ids(fields: Fields, tokenizer: Tokenizer | None, limits: Limits)
 
 def _check_length(tokens: int, limits: Limits) -> None:
     if not tokens:
-        raise RequestError("invalid_messages", "The chat template makes no text of these messages.", "messages")
+        raise RequestError("invalid_messages", "The chat template renders these messages as an empty text.", "messages")
     if tokens > limits.context_length:
         message = f"The messages have {tokens} tokens; the context holds {limits.context_length}."
         raise RequestError("context_length_exceeded", message, "messages")

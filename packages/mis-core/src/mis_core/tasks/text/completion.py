@@ -89,7 +89,9 @@ def parse_completion(
     given = read_prompts(body.prompt)
     count, echo, special = body.max_tokens, body.echo, body.add_special_tokens
     if count == 0 and not echo:
-        raise RequestError("invalid_max_tokens", "max_tokens 0 needs echo: true, or nothing is answered.", "max_tokens")
+        raise RequestError(
+            "invalid_max_tokens", "max_tokens 0 needs echo: true; otherwise there is nothing to answer.", "max_tokens"
+        )
     choices, draws = body.n, _draws(body)
     options = AnswerOptions(
         sampling_of(body, draws, limits.vocab_size),

@@ -140,20 +140,22 @@ def sequences_after(
         RequestError: `task_not_supported`, `context_length_exceeded` or `too_many_tokens`.
     """
     if tokenizer is None:
-        raise RequestError("task_not_supported", "This engine has no tokenizer, and writes no texts.", param)
+        raise RequestError("task_not_supported", "This engine has no tokenizer, so it cannot generate text.", param)
     longest, answers = int(prompts.lens.max()), len(prompts.lens) * options.draws
     if longest + max_new_tokens > limits.context_length:
         message = (
-            f"The prompt's {longest} tokens and {max_new_tokens} new ones are more than the context holds, "
-            f"{limits.context_length}; shorten the prompt or lower {param}."
+            f"The prompt's {longest} tokens and {max_new_tokens} new ones exceed the context of "
+            f"{limits.context_length} tokens; shorten the prompt or lower {param}."
         )
         raise RequestError("context_length_exceeded", message, prompt_param)
     new = answers * max_new_tokens
     tokens, values = len(prompts.tokens) + new, new * (1 + options.top_tokens)
     if tokens > limits.max_request_tokens:
-        message = f"Prompts and {answers} answers may have {tokens} tokens; at most {limits.max_request_tokens} may be."
+        message = (
+            f"Prompts and {answers} answers may have {tokens} tokens; at most {limits.max_request_tokens} are allowed."
+        )
         raise RequestError("too_many_tokens", message, param)
     if values > limits.max_scores:
-        message = f"{new} new tokens may have {values} log-probabilities; at most {limits.max_scores} may be."
+        message = f"{new} new tokens may have {values} log-probabilities; at most {limits.max_scores} are allowed."
         raise RequestError("too_many_tokens", message, param)
     return Sequences(prompts, max_new_tokens, options, options.stops.end_ids(tokenizer))

@@ -46,7 +46,7 @@ def native_attention(
         ValueError: type or head width are not supported.
     """
     if q.dtype != jnp.bfloat16 or misfit(q.shape[2]):
-        raise ValueError(f"q: native attention takes no {q.dtype} heads of {q.shape[2]}")
+        raise ValueError(f"q: native attention does not support {q.dtype} heads of {q.shape[2]}")
     rows = (jnp.asarray(x) for x in (segments.context_id, segments.context_len, segments.segment_start))
     window = jnp.int32(NO_WINDOW if segments.window is None else segments.window)
     has_tiles = np.bool_(library.has_tiles())

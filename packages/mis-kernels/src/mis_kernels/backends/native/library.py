@@ -106,7 +106,7 @@ def _flags() -> set[str]:
     if not limit:
         return flags
     if limit not in LEVELS:
-        raise ValueError(f"MIS_MAX_ISA: {limit!r} is none of {', '.join(LEVELS)}")
+        raise ValueError(f"MIS_MAX_ISA: {limit!r} is not one of {', '.join(LEVELS)}")
     names = list(LEVELS)
     return flags.difference(*(LEVELS[name] for name in names[names.index(limit) + 1 :]))
 

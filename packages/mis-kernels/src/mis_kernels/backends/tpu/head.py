@@ -48,7 +48,7 @@ def tpu_log_sum_exp(
     (rows, embed), vocab = hidden.shape, len(weight)
     if not fits(rows, vocab, embed):
         raise ValueError(
-            f"hidden, weight: {rows} rows of {embed} and {vocab} tokens; rows and width are multiples of {LANES}, "
+            f"hidden, weight: {rows} rows of {embed} and {vocab} tokens; rows and width must be multiples of {LANES}, "
             f"tokens at least {PIECE}"
         )
     block = block_tokens(embed, weight.dtype.itemsize)

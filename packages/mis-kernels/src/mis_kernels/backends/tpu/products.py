@@ -135,7 +135,7 @@ def tpu_quantized_product(
     (rows, depth), (layers, parts, _, columns) = x.shape, values.shape
     if rows % TILE_ROWS or not fits(depth, columns):
         raise ValueError(
-            f"x, weight: {rows} rows, {depth} summands, {columns} columns; rows are a multiple of {TILE_ROWS}, "
+            f"x, weight: {rows} rows, {depth} summands, {columns} columns; rows must be a multiple of {TILE_ROWS}, "
             f"the others of {LANES}"
         )
     sizes = ProductSizes.of(rows, depth, columns, parts)
