@@ -1,9 +1,9 @@
 """Workloads: the same name gives the same tokens, on every machine and with every version.
 
 A name is `KIND-Q-N-L`, Q query tokens and N items of L tokens each, or one of `PRODUCTION`; `@8` at its end asks
-for 8 labels, or for questions of System One with 8 options. The KINDs of `Task` ask for something else than scores. The
-canonical workload is `canonical-2000-500-20`.
-The tokens are drawn from the name (`drawing`); `Workload.sha256` proves it.
+for 8 labels, or for questions of System One with 8 options. The KINDs in `Task` ask for something other than scores.
+The canonical workload is `canonical-2000-500-20`. The tokens are drawn from the name (`drawing`); `Workload.sha256`
+proves it.
 """
 
 import hashlib
@@ -43,11 +43,11 @@ class Workload:
 
     Attributes:
         name: What it was built from.
-        query: Shared tokens, `[query_tokens]`, or text; of decisions what they are about.
+        query: Shared tokens, `[query_tokens]`, or text; for decisions, what they are about.
         items: Tokens of each item, `[item_tokens]` each, or texts: documents, statements, endings of prompts, and
             questions of System One as JSON.
-        label_token_ids: Labels of scores, the same for all items, `[labels]`; none of other tasks.
-        apply_softmax: Of scores: softmax over the labels instead of full-vocabulary probabilities.
+        label_token_ids: Labels of scores, the same for all items, `[labels]`; none for other tasks.
+        apply_softmax: For scores: softmax over the labels instead of full-vocabulary probabilities.
         vocab_size: Size of the vocabulary that ids were folded into (`within`), if they were.
         task: What is asked.
     """
@@ -67,20 +67,20 @@ class Workload:
 
     @property
     def num_labels(self) -> int:
-        """Number of labels; 1 of other tasks than scores, whose items get one number each."""
+        """Number of labels; 1 for tasks other than scores, whose items get one number each."""
         return len(self.label_token_ids) if self.task == "score" else 1
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the query, once, and of every item; of a text its words, for want of a tokenizer."""
+        """Tokens of the query, once, and of every item; for a text its words, since there is no tokenizer."""
         return sum(len(each.split() if isinstance(each, str) else each) for each in (self.query, *self.items))
 
     @property
     def request(self) -> dict[str, Any]:
         """What our server and engine are asked: the body of `POST /v1/score` and the keywords of `Engine.score`.
 
-        Of other tasks those of `/v1/rerank`, `/v1/decisions`, `/v1/systemone`, and `/v1/completions`, with a prompt for
-        every item, as lm-evaluation-harness asks it.
+        For other tasks, those of `/v1/rerank`, `/v1/decisions`, `/v1/systemone`, and `/v1/completions`, with a prompt
+        for every item, as lm-evaluation-harness asks it.
         """
         query, items = _plain(self.query), [_plain(item) for item in self.items]
         if self.task == "rerank":
@@ -166,8 +166,8 @@ def build_workload(name: str = CANONICAL) -> Workload:
 
     Args:
         name: `KIND-Q-N-L`, such as `canonical-2000-500-20`, or a name of `PRODUCTION`, such as `track_low`; both may
-            end in `@` and a number of labels, of System One of options. The KINDs are those of `KINDS` and `Task`; any
-            other word stands for other tokens.
+            end in `@` and a number of labels, or of options for System One. The KINDs are those of `KINDS` and `Task`;
+            any other word stands for other tokens.
 
     Raises:
         WorkloadNameError: the name has another form, or asks for more than `MAX_TOKENS` tokens or `MAX_LABELS` labels.

@@ -27,7 +27,7 @@ DECISION_PROMPTS = ("mis", "transformers")
 """Names that `decision_prompt` may have instead of a file: our prompt, and that of transformers for any chat model."""
 
 ChoiceOrder = Literal["given", "sorted", "reversed", "independent"]
-"""In which order decisions read options and levels; `Question.orders` says how."""
+"""The order in which decisions read options and levels, see `Question.orders`."""
 
 CHOICE_ORDERS: tuple[str, ...] = get_args(ChoiceOrder)
 
@@ -35,13 +35,13 @@ NO_CALIBRATION = "none"
 """Value of `calibration` that loads none."""
 
 CALIBRATION_FILE = "mis-calibration.json"
-"""What the calibration beside a model is called."""
+"""Name of the calibration file in a model's folder."""
 
 CalibrationMismatch = Literal["error", "warn"]
 CALIBRATION_MISMATCHES: tuple[str, ...] = get_args(CalibrationMismatch)
 
 Activation = Literal["softmax", "sigmoid", "identity"]
-"""What makes probabilities of the values of a classification head; identity: they are used as they are."""
+"""How probabilities are made of the values of a classification head; `identity` leaves the values unchanged."""
 
 
 def _quoted(names: tuple[str, ...]) -> str:
@@ -317,7 +317,7 @@ class EngineConfig:
 
     @property
     def calibration_path(self) -> Path | None:
-        """The file of calibrations, where `resolve` has found or an option names one."""
+        """The calibration file that an option names or `resolve` has found, if any."""
         return None if self.calibration in (None, NO_CALIBRATION) else Path(self.calibration)
 
     @property
@@ -327,12 +327,12 @@ class EngineConfig:
 
     @property
     def decision_file(self) -> str | None:
-        """The file that `decision_prompt` names, if it is no prompt's name."""
+        """The file that `decision_prompt` names, unless it is the name of a prompt."""
         return None if self.decision_prompt in DECISION_PROMPTS else self.decision_prompt
 
     @property
     def rerank_file(self) -> str | None:
-        """The file that `rerank_template` names, if it is no recipe."""
+        """The file that `rerank_template` names, unless it is the name of a recipe."""
         return None if self.rerank_template in RERANK_RECIPES else self.rerank_template
 
     @classmethod

@@ -41,7 +41,7 @@ class LabelledRow:
     """What rows of all kinds have.
 
     Attributes:
-        where: Where it stands, for messages: `FILE, row 3`.
+        where: Where the row is, for messages: `FILE, row 3`.
         id: Its own name, or its number counted from 0.
         slice: Which part of the data it belongs to, or None.
         weight: How much it counts.
@@ -55,7 +55,7 @@ class LabelledRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRow(LabelledRow):
-    """An item behind a query, and the place of its label among the labels."""
+    """An item after a query, and the index of its label among the labels."""
 
     kind: ClassVar[Kind] = "score"
 
@@ -78,10 +78,10 @@ class RerankRow(LabelledRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecideRow(LabelledRow):
-    """Questions about a state, as System One has them, and by their ids the right answers.
+    """Questions about a state in System One's format, and the right answers by question id.
 
-    An answer is True or False of a `noul` question, the name of an option of a `choice`, and of a `score` the text of
-    the level or its index, counted from 0. Nothing is compared of questions without an answer.
+    The answer to a `noul` question is True or False, to a `choice` the name of an option, and to a `score` the text of
+    the level or its index, counted from 0. Questions without an answer are not compared.
     """
 
     kind: ClassVar[Kind] = "decide"
@@ -91,16 +91,16 @@ class DecideRow(LabelledRow):
     answers: Mapping[str, bool | str | int]
 
     def right_option(self, name: str) -> int:
-        """Return which of its options the right answer to a question is.
+        """Return the index of the right answer to a question.
 
         Args:
-            name: Id of the question, which has a form of System One.
+            name: Id of the question, which must be in System One's format.
 
         Returns:
-            Its place among options or levels as they were given; of a `noul` 1 for true and 0 for false.
+            The index among options or levels as they were given; for a `noul` 1 for true and 0 for false.
 
         Raises:
-            ConfigError: it is none of them.
+            ConfigError: the answer is none of them.
         """
         question, answer = self.questions[name], self.answers[name]
         found = option_of(question, answer)
@@ -133,8 +133,8 @@ class Labelled:
     """The rows of a file.
 
     Attributes:
-        kind: What all of them are.
-        rows: Themselves, in their order; at least one.
+        kind: The kind of all rows.
+        rows: The rows in their order; at least one.
     """
 
     kind: Kind
@@ -146,10 +146,10 @@ def read_labelled(path: Path, labels: Sequence[str] = ()) -> Labelled:
 
     Args:
         path: The file: Parquet if its name ends in `.parquet`, else JSONL.
-        labels: The labels of rows of scores that have none of their own.
+        labels: The labels of score rows that have none of their own.
 
     Raises:
-        ConfigError: it cannot be read, or a row is of no use; names the row, the field and what is wanted.
+        ConfigError: it cannot be read, or a row is not valid; names the row, the field and what is wanted.
     """
     rows: list[Row] = []
     for number, fields in enumerate(_fields_of(path)):
@@ -165,11 +165,11 @@ def read_labelled(path: Path, labels: Sequence[str] = ()) -> Labelled:
 
 
 def option_of(question: Mapping[str, Any], answer: Any) -> int | None:
-    """Return the place of the option that an answer names, of a `noul` 1 for true and 0 for false; None: it names none.
+    """Return the index of the option that an answer names; for a `noul` 1 is true and 0 false. None: it names none.
 
     Args:
-        question: As System One has it; a choice and a score have criteria.
-        answer: True or false, the name of an option, or a level by its place or its text.
+        question: In System One's format; a choice and a score have criteria.
+        answer: True or false, the name of an option, or a level by its index or its text.
     """
     kind = question["type"]
     if kind == "noul":
@@ -184,9 +184,9 @@ def option_of(question: Mapping[str, Any], answer: Any) -> int | None:
 def groups_of(rows: Sequence[Row]) -> Int64[np.ndarray, " rows"]:
     """Return a number for each row; rows with something in common have the same.
 
-    What rows may have in common is a query, a state or an input, and the text of an item. Of rankings only the query
-    counts, since they share a corpus. Where more than a fifth of the rows would be together, as where the query is an
-    instruction, texts alone count; and where all rows have the same text, queries.
+    Rows may have a query, a state or an input in common, and the text of an item. For rankings only the query
+    counts, since they share a corpus. If more than a fifth of the rows would be together, as when the query is an
+    instruction, only texts count; if all rows have the same text, only queries count.
     """
     queries = _connected([(_shared(row),) for row in rows])
     if isinstance(rows[0], RerankRow):

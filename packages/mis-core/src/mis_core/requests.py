@@ -22,7 +22,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How one request is laid out in steps, or all that do not say; None: not said.
+    """How a request is laid out in steps, or by default every request; None: not set.
 
     Attributes:
         algorithm: `auto`, `serial`, `packed` or `prefill_extend`.
@@ -35,7 +35,7 @@ class Layout:
     chunk_size: int | None = None
 
     def over(self, other: "Layout") -> "Layout":
-        """Return what is said here and, for the rest, what another says."""
+        """Return this layout; what it does not set is taken from the other."""
         chunk_size = other.chunk_size if self.chunk_size is None else self.chunk_size
         return Layout(self.algorithm or other.algorithm, self.mask or other.mask, chunk_size)
 
@@ -49,13 +49,13 @@ class Sampling:
     Attributes:
         keys: Two words of a random key for each item, `[items, 2]`.
         temperature: Divides the logits; 0: the most probable token, the lowest id among equals.
-        top_p: Only the most probable tokens are drawn, as many as together have this probability; above 0, at most 1.
+        top_p: Only the most probable tokens are drawn that together reach this probability; above 0, at most 1.
         bias_ids: Tokens whose logits are changed, each once, at most `MAX_BIASES`, `[biases]`.
         bias: What is added to each, `[biases]`.
-        top_k: Only so many most probable tokens are drawn, and all that are equal to the last; 0: all.
-        min_p: Only tokens are drawn that have at least this share of the most probable one's probability.
-        presence_penalty: Is taken from the logit of each token that was written before.
-        frequency_penalty: Likewise, as often as it was written.
+        top_k: Only this many of the most probable tokens are drawn, and those equal to the last; 0: all.
+        min_p: Only tokens with at least this share of the most probable one's probability are drawn.
+        presence_penalty: Subtracted from the logit of each token that was generated before.
+        frequency_penalty: Subtracted from it once for each time it was generated.
     """
 
     keys: Int32[np.ndarray, "items words"]
@@ -70,7 +70,7 @@ class Sampling:
 
     @property
     def penalises(self) -> bool:
-        """Whether what was written before matters."""
+        """Whether tokens that were generated before matter."""
         return self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
@@ -79,8 +79,8 @@ class ScoreRequest:
     """One query, its items as segments, and what to read where. Valid by construction.
 
     Segment `i` holds tokens `item_tokens[item_starts[i]:item_starts[i + 1]]` and sees the first
-    `context_lens[i]` tokens of `query`; its last token is the scored position, or others are where `read_lens` and
-    `read_at` say so. Every segment has at least one token. This one form covers every case:
+    `context_lens[i]` tokens of `query`. Its last token is the scored position, unless `read_lens` and `read_at` name
+    others. Every segment has at least one token. This one form covers every case:
 
     * ids: `context_lens` is the query's length throughout;
     * text: an item's segment begins where the ids of the joined string `query + item` may first
@@ -105,11 +105,11 @@ class ScoreRequest:
         return_token_logprobs: Also return full-vocabulary natural log-probabilities.
         return_layout: Also return where in which step each segment was computed.
         cache_salt: Requests share cached prefixes only with requests of the same salt.
-        layout: Scoring algorithm and the like, where the request chooses them.
+        layout: Scoring algorithm, mask and chunk size, as far as the request chooses them.
         empty_items: Items that add nothing to the query, for `prompt_tokens`; 0 where items come first.
         read_lens: Rows read of each segment, `[items]`, at least 1; None: the last one of each.
-        read_at: Which these are, counted from the segment's first token and rising, `[rows read of items]`; None: its
-            last ones. Nothing is drawn then.
+        read_at: Which rows these are, counted from the segment's first token, rising, `[rows read of items]`; None: its
+            last ones. With it, nothing is drawn.
         query_reads: Rows read at the end of the query; such a query is computed anew, whatever is cached.
         top_tokens: How many of the most probable tokens are wanted at each row, at most `MAX_TOP_TOKENS`.
         sampling: How the token after each item is drawn, if one is.
@@ -151,7 +151,7 @@ class ScoreRequest:
 
     @property
     def read_within(self) -> Int32[np.ndarray, " reads"]:
-        """Place of each row that is read of an item within that item."""
+        """Index within its item of each row that is read of an item."""
         if self.read_at is not None:
             return self.read_at
         lens = np.diff(self.read_starts)
@@ -174,9 +174,9 @@ class ScoreRequest:
 
 
 def query_as_item(request: ScoreRequest) -> ScoreRequest:
-    """Return what reads the same rows, in the same order, with the query's own those of a first item without context.
+    """Return a request that reads the same rows in the same order, with the query as a first item without context.
 
-    A request whose query is not read stays as it is. Nobody asks what follows that item, so nothing is drawn.
+    A request whose query is not read is returned unchanged. Otherwise nothing is drawn.
     """
     if not request.query_reads:
         return request
@@ -212,9 +212,9 @@ class EngineOutput:
         top_ids: Most probable tokens at each row, best first, the lower id first among equals, `[rows, top_tokens]`;
             None where none are wanted.
         top_logits: Their head values, `[rows, top_tokens]`.
-        next_ids: The token drawn after each item, `[items]`; None where none is.
+        next_ids: The token drawn after each item, `[items]`; None where none is drawn.
         next_logits: Their head values, before bias and temperature, `[items]`.
-        is_last: Nothing more comes of the request.
+        is_last: Whether this is the request's last output.
     """
 
     is_last: ClassVar[bool] = True
@@ -235,14 +235,14 @@ class EngineOutput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerateRequest:
-    """A prompt, and how it goes on. Valid by construction: prompt and new tokens fit the context.
+    """A prompt, and how it is continued. Valid by construction: prompt and new tokens fit the context.
 
     Attributes:
         prompt: At least one token, `[prompt_tokens]`.
-        max_new_tokens: Most tokens that are written, at least 1.
-        sampling: How each is drawn; its keys are one, `[1, 2]`.
+        max_new_tokens: Most tokens that are generated, at least 1.
+        sampling: How each is drawn; it has one key, `[1, 2]`.
         end_ids: Tokens that end the sequence; they are its last.
-        top_tokens: How many of the most probable tokens are wanted in place of each, at most `MAX_TOP_TOKENS`.
+        top_tokens: How many of the most probable tokens are wanted at each position, at most `MAX_TOP_TOKENS`.
         cache_salt: Requests share cached prefixes only with requests of the same salt.
     """
 
@@ -261,7 +261,7 @@ class NewToken:
     Attributes:
         token_id: The token.
         logprob: Its log-probability, before bias, penalties and temperature.
-        top_ids: The most probable tokens in its place, best first, `[top_tokens]`.
+        top_ids: The most probable tokens at its position, best first, `[top_tokens]`.
         top_logprobs: Their log-probabilities.
         finish_reason: Why it is the last one; None: more follow.
         cached_tokens: Tokens of the prompt that were found in the prefix cache when the sequence began.
@@ -276,5 +276,5 @@ class NewToken:
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing more comes of the sequence."""
+        """Whether nothing follows, neither a token nor a reason."""
         return self.finish_reason is not None

@@ -23,7 +23,7 @@ def activated(values: Float[Array, "rows out"], gate: Gate) -> Float[Array, "row
 def capped(values: Float32[Array, "*rows"], cap: float | None) -> Float32[Array, "*rows"]:
     """Return `cap * tanh(values / cap)`, between minus and plus the cap; the values themselves where there is no cap.
 
-    What is masked with minus infinity is masked afterwards: the cap of that is a number.
+    Mask with minus infinity afterwards, since the cap makes a finite number of it.
 
     Source: the soft caps of Gemma 2, arXiv 2408.00118, section 2.
     """

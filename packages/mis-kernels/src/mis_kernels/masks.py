@@ -1,7 +1,7 @@
 """Masks of multi-item sequences: two intervals per row, and what can be made from them.
 
-Segments need no mask. The `dense` mode, which is the baseline of measurements, makes its masks of these; they are
-for tests, too, and for people who come for masks alone. A packed sequence is a query, or a query and a delimiter,
+Segments need no mask. The `dense` mode, which is the baseline of measurements, makes its masks of these. They
+also serve tests, and users who want masks alone. A packed sequence is a query, or a query and a delimiter,
 followed by items; a row of an item sees the whole prefix and the earlier tokens of its own item.
 
 Host arrays give host arrays, and device arrays give device arrays, under `jit` too. `Intervals` cost a

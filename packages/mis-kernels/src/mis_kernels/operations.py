@@ -42,7 +42,7 @@ def lay_out(
         page_table: Page numbers of each context, in order of position.
         page_size: Tokens in a page.
         tokens: Length of the packed array; tokens outside segments are padding and see nothing.
-        backend: Who attends, see `mis_kernels.backends.choose`.
+        backend: The backend that attends, see `mis_kernels.backends.choose`.
         tile_capacity: Lengths of its tile lists, for a fixed compiled shape; default: as needed.
         page_writes: Page that each run of `page_size` new tokens goes to, or each token, or `NOWHERE`; default: runs
             of paged segments go to their contexts' pages.
@@ -100,12 +100,12 @@ def segment_attention(
             step's paged segments included. Memory that no context reaches may hold anything. Same
             type as `q`, or its bits (see `mis_kernels.storage`); its heads may be wider, filled up with zeros
             (see `Backend.cache_head_dim`).
-        v_pages: Value cache, likewise.
+        v_pages: Value cache, as `k_pages`.
         segments: What each token sees.
         scale: Factor of the logits, usually `head_dim ** -0.5`.
-        cap: Of the scaled logits, see `mis_kernels.capped`; None: there is none.
-        backend: Who attends, or its name: the one that `segments` were laid out for; `reference` and `native` take
-            segments of any. Default: the first that fits.
+        cap: Soft cap of the scaled logits, see `mis_kernels.capped`; None: no cap.
+        backend: The backend or its name: the one that `segments` were laid out for; `reference` and `native` take
+            segments laid out for any. Default: the first that fits.
 
     Returns:
         Attention output, shape and dtype of `q`. Rows that see nothing are zero.
@@ -207,7 +207,7 @@ def norm_rope(
         q_norm: Weight of the queries' RMS norm, or None: no norm.
         k_norm: Weight of the keys' RMS norm, given together with `q_norm`.
         epsilon: Added to the mean square.
-        backend: Who computes it, or its name; default: the first that fits.
+        backend: The backend or its name; default: the first that fits.
 
     Returns:
         q, k and v in the type of `qkv`; q and k normalised and rotated.

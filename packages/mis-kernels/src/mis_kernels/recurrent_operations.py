@@ -34,7 +34,7 @@ def gated_delta(
         states: Slots; donate them to keep updates in place.
         chunks: Which rows go on from which state, in the order in which they are computed.
         shape: Of the layer.
-        backend: Who computes, or its name; default: the first that fits.
+        backend: The backend or its name; default: the first that fits.
 
     Returns:
         What each row reads, zero for rows of no chunk; and the slots with the states that chunks left.
@@ -79,7 +79,7 @@ def gated_delta_decode(
         slots: Slot of each row's state, all different. `NOWHERE`, or any number past the last slot: nobody reads the
             row, nor any behind it.
         shape: Of the layer.
-        backend: Who computes, or its name; default: the first that fits.
+        backend: The backend or its name; default: the first that fits.
 
     Returns:
         What each row reads, zero for rows that nobody reads; and the slots with the states after these tokens.

@@ -62,7 +62,7 @@ class Segments:
 
     @property
     def context_first(self) -> IntArray:
-        """First token of its context that each token sees, `[tokens]`; at or behind `context_len` it sees none."""
+        """First token of its context that each token sees, `[tokens]`; at or after `context_len` it sees none."""
         if self.window is None:
             return self._numbers.zeros_like(self.context_len)
         token = self._numbers.arange(self.num_tokens, dtype=np.int32)
@@ -91,7 +91,7 @@ class Segments:
 
 
 MIN_TOKENS = 64
-"""Steps are padded to multiples of this, but for sizes that the backend has, `Backend.few_rows`.
+"""Steps are padded to multiples of this, except for the backend's smaller sizes, `Backend.few_rows`.
 
 With fewer rows a product on XLA:CPU takes another path.
 """

@@ -35,10 +35,10 @@ _AMPLIFIED = 16  # a small body may cost the tokenizer so much for each of its b
 _LEAST = 16_384  # or this much if that is more: 65 ms for the worst text
 
 OBJECT_VALUES = 8
-"""For `in_thread_if_large`: an object of a reply, or the text of a token, is made in the time of so many numbers."""
+"""For `in_thread_if_large`: an object of a reply, or the text of a token, takes as long as this many numbers."""
 
 NOTHING_SAID: Mapping[str, int] = MappingProxyType({})
-"""Limits that are all at their defaults."""
+"""Limits with all defaults."""
 
 AT_A_TIME = 16
 """Requests that one caller has in the engine; together they fill a step."""
@@ -90,7 +90,7 @@ class Model(Service[bytes | Fields]):
         """Wait until all of it is ready for the first time; return what the engine says about its model.
 
         Raises:
-            ConfigError: the calibration is of no use, or belongs to another model.
+            ConfigError: the calibration cannot be used, or belongs to another model.
             ModelError: the model cannot be served as it stands.
             EngineUnavailable: the engine, or the tokenizer processes, could not start.
         """
@@ -107,7 +107,7 @@ class Model(Service[bytes | Fields]):
         return self.client.ready and self._calibrates == (self.calibrations is not None)
 
     async def parse(self, task: Task[ParsedType, Any], source: bytes | Fields) -> ParsedType:
-        """Validate a request: here if it is small or fields, and has no text; else where it can be killed.
+        """Validate a request: here if it is small or fields and has no text, else in a process that can be killed.
 
         Raises:
             RequestError: the request breaks the contract.
@@ -211,7 +211,7 @@ async def running_model(
     limits: Mapping[str, int] = NOTHING_SAID,
     identified: bool = False,
 ) -> AsyncIterator[Model]:
-    """Bring a model up, and end its processes at the end. It starts in the background: see `Model.wait_ready`.
+    """Start a model, and end its processes on exit. It starts in the background: see `Model.wait_ready`.
 
     Args:
         config: The engine's options.
@@ -231,14 +231,14 @@ async def running_model(
 
 
 async def in_thread_if_large(values: int, work: Callable[..., Result], *arguments: Any) -> Result:
-    """Call a function that computes or encodes so many values, where it does not hold up the event loop."""
+    """Call a function that computes or encodes that many values; in a thread if it would hold up the event loop."""
     if values <= _INLINE_VALUES:
         return work(*arguments)
     return await asyncio.to_thread(work, *arguments)
 
 
 async def some_at_a_time(work: Callable[[Item], Awaitable[Result]], items: Iterable[Item]) -> list[Result]:
-    """Do work for each item, for `AT_A_TIME` at once, each item made when its turn comes; return results in order.
+    """Do work for each item, `AT_A_TIME` at once; each item is made when its turn comes. Return results in order.
 
     If one fails, or the caller is cancelled, the others end.
     """
@@ -264,7 +264,7 @@ async def in_order(
 ) -> AsyncGenerator[Result]:
     """Yield what work returns for each item, in order and as soon as it is there; close it by `contextlib.aclosing`.
 
-    At most so many are begun whose results have not been asked for, so whoever reads slowly holds up the work. If one
+    At most `most` results are under way or not read yet, so a slow reader holds up the work. If one
     fails, or the caller is cancelled or closes this, the others end.
     """
     begun: deque[asyncio.Future[Result]] = deque()

@@ -190,7 +190,7 @@ class ServerConfig:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Names that requests may call the model by, the first of which stands in replies."""
+        """Names of the model that requests may use; replies have the first."""
         return (self.model_name, *self.model_alias)
 
     @property

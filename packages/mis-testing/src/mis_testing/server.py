@@ -133,8 +133,8 @@ def freeze(pid: int) -> None:
 def free_port() -> int:
     """Return a loopback port that nothing listens on now.
 
-    It is below those that systems choose themselves (RFC 6335 and Linux): no connection and no server at port 0 gets it
-    before the server that it is for listens.
+    It is below the ports that systems choose themselves (RFC 6335 and Linux), so no connection and no server at port 0
+    gets it before the intended server listens.
     """
     while True:
         port = secrets.choice(_PORTS)

@@ -94,13 +94,13 @@ class CheckpointShape:
         attention_bias: All projections of attention have biases; for `qwen3`, `llama`, `smollm3` and the Gemmas.
         mlp_bias: All projections of the MLP have biases; for `llama` and `smollm3`.
         no_rope_layers: 0 for each layer without RoPE, 1 for others; for `smollm3`. None leaves it to the interval.
-        no_rope_layer_interval: Every so many layers one has no RoPE; for `smollm3`.
+        no_rope_layer_interval: One layer in this many has no RoPE; for `smollm3`.
         sliding_window: Positions that a token of a layer that slides sees; not for `llama`. None: no layer slides. All
-            layers of `mistral` slide, of `smollm3` those without RoPE, of Gemmas the first, third and so on, of others
+            layers slide in `mistral`, those without RoPE in `smollm3`, the first, third and so on in Gemmas, in others
             those from the middle on.
-        layer_types: `full_attention` or `sliding_attention` for each layer, where that is not so; not for `mistral`.
-            Of `qwen3_5` the recurrent ones are `linear_attention`.
-        full_attention_interval: Every so many layers one is not recurrent; for `qwen3_5`.
+        layer_types: `full_attention` or `sliding_attention` for each layer, if other layers slide; not for `mistral`.
+            In `qwen3_5` the recurrent ones are `linear_attention`.
+        full_attention_interval: One layer in this many is not recurrent; for `qwen3_5`.
         partial_rotary_factor: Part of a head that is rotated; for `qwen3_5`.
         linear_num_key_heads: Heads of queries and keys of a recurrent layer.
         linear_num_value_heads: Heads of its values.
@@ -308,7 +308,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 """Published sizes by model name: `tiny_checkpoint(path, **SHAPES["qwen3-0.6b"])` writes one with random weights.
 
-Those of `mis_core.models.published` are the same, which no oracle may import; a test of mis-core holds them equal.
+`mis_core.models.published` has the same, but no oracle may import it; a test of mis-core keeps them equal.
 """
 
 

@@ -1,4 +1,4 @@
-"""A file of calibrations: reading it with suspicion, writing it, and finding what belongs to a request."""
+"""A file of calibrations: reading it as untrusted, writing it, and finding the entry for a request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -36,8 +36,8 @@ class Calibrations:
 
     Attributes:
         model: The model they belong to.
-        entries: Themselves.
-        mismatch: What differs in the model that is served, for people; empty: nothing.
+        entries: The calibrations.
+        mismatch: What differs in the served model, in words for people; empty: nothing.
     """
 
     model: ModelIdentity
@@ -50,11 +50,11 @@ class Calibrations:
             self._by_digest.setdefault(entry.identity.digest, []).append(entry)
 
     def find(self, identity: Identity | None, query: Int32[np.ndarray, " tokens"] | None = None) -> Entry | None:
-        """Return the calibration of what was asked; of several, the one with the longest beginning that this query has.
+        """Return the calibration for a request; of several, the one with the longest beginning that its query has.
 
         Args:
-            identity: What was asked; None: what cannot be calibrated.
-            query: The tokens of its query; None: it has none that matters.
+            identity: What was asked; None: it cannot be calibrated.
+            query: The tokens of its query; None: the query does not matter.
         """
         if identity is None:
             return None
@@ -66,7 +66,7 @@ class Calibrations:
         """Read a file.
 
         Raises:
-            ConfigError: it is missing, too large, of another format, or holds numbers that are of no use.
+            ConfigError: it is missing, too large, of another format, or holds numbers that cannot be used.
         """
         try:
             with path.open("rb") as file:
@@ -104,8 +104,8 @@ def common_beginning(queries: Sequence[np.ndarray], least: int = 8) -> tuple[int
     """Return the tokens with which all queries, `[tokens]`, begin.
 
     Args:
-        queries: At least one, all of them different. One is taken whole.
-        least: Fewer tokens that several have in common may be chance, and count as none.
+        queries: At least one, all of them different. A single one is returned whole.
+        least: A shorter common beginning may be chance, and counts as none.
     """
     if not queries:
         return ()

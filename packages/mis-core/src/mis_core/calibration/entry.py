@@ -1,4 +1,4 @@
-"""What is fitted for one kind of distribution: its parts in the order they are applied, and what they are worth."""
+"""What is fitted for one kind of distribution: its parts in the order they are applied, and their figures."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -13,7 +13,7 @@ from scipy.special import softmax
 from mis_core.calibration.identity import Identity, digest_of
 
 TIE_SHARE = 2.0**-12
-"""How much of a probability behind a curve is what it was before, so that equal ones keep the order they had."""
+"""Share of the old probability in one that a curve gives, so that equal results keep the order they had."""
 
 _MOST_POINTS = 4096
 MAX_LABELS = 1024
@@ -28,11 +28,11 @@ _Points = Annotated[tuple[_Probability, ...], Meta(min_length=2, max_length=_MOS
 class Scaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The first part, on label logits: temperature scaling (arXiv 1706.04599, section 4.2), and a bias for each label.
 
-    Of two labels both together are Platt scaling (Platt, Advances in Large Margin Classifiers, 1999).
+    For two labels, the two together are Platt scaling (Platt, Advances in Large Margin Classifiers, 1999).
 
     Attributes:
-        temperature: What logits are divided by.
-        bias: What is then added to that of each label; none of any.
+        temperature: Divides the logits.
+        bias: Then added to each label's logit; empty: nothing.
     """
 
     temperature: Annotated[float, Meta(ge=0.001, le=1000)] = 1.0
@@ -43,8 +43,8 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The second part, on the probability of a label: an isotonic regression, linear between the centres of its steps.
 
     Attributes:
-        before: Probabilities, rising strictly.
-        after: What they become, never falling; beyond the ends as at the ends.
+        before: Probabilities, strictly increasing.
+        after: What they become, never decreasing; constant beyond the ends.
     """
 
     before: _Points
@@ -63,8 +63,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         log_loss: Mean natural log loss.
         brier: Mean squared distance from the right label, summed over labels (Brier, Monthly Weather Review 78(1),
-            1950), of two labels half of it.
-        accuracy: Share whose most probable label is right.
+            1950); for two labels half of that.
+        accuracy: Share of rows whose most probable label is right.
     """
 
     log_loss: float
@@ -73,15 +73,15 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Threshold(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """From which confidence on answers are right often enough, as the rows say that were held out.
+    """The confidence from which answers are right often enough, measured on held-out rows.
 
     Attributes:
-        accuracy: How often is enough.
+        accuracy: The accuracy that is enough.
         observed: Share of the rows above the threshold that are right.
         confidence: The least probability of the most probable label; None if no confidence is enough.
-        coverage: Share of rows from there on.
+        coverage: Share of rows with at least this confidence.
         at_least: Lower end of the 95 % interval of their accuracy (Clopper and Pearson, Biometrika 26(4), 1934), where
-            rows that have something in common count once. It does not know that the threshold was chosen by these rows.
+            rows that have something in common count once. It ignores that these rows also chose the threshold.
     """
 
     accuracy: float
@@ -95,18 +95,18 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A calibration of one kind of distribution.
 
     Attributes:
-        identity: What it belongs to.
-        begins: Tokens with which a query must begin: those that all queries of the rows have in common.
+        identity: What it was fitted for.
+        begins: Tokens with which a query must begin: the common beginning of all queries of the rows.
         labels: Names of the labels, for people.
         scaling: The first part; None if it gains nothing.
-        curves: The second part: of two labels that of the second, else one for each label; none if it gains nothing.
+        curves: The second part: one for each label, for two labels only the second's; none if it gains nothing.
         rows: Rows it was fitted on.
-        groups: How many of them have nothing in common with each other.
+        groups: Number of groups of rows that have something in common.
         raw: Figures without it.
         calibrated: Figures with it.
-        act: From where on one may act.
-        review: From where on a person may be shown the answer; below, none is given.
-        notes: What is to be known of it, each a sentence.
+        act: The threshold from which one may act on an answer.
+        review: The threshold from which a person may be shown an answer; below it, none is given.
+        notes: What users should know about it, a sentence each.
     """
 
     identity: Identity
@@ -133,7 +133,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @cached_property
     def digest(self) -> str:
-        """A digest of what it belongs to and does."""
+        """Digest of what it was fitted for and of its parts."""
         return digest_of([self.identity, self.begins, self.scaling, self.curves])
 
     def apply(self, logprobs: Float64[np.ndarray, "rows labels"]) -> Float64[np.ndarray, "rows labels"]:
@@ -146,7 +146,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def num_curves(labels: int) -> int:
-    """Return how many curves so many labels have: with two, one says all."""
+    """Return the number of curves for a number of labels; two labels need only one."""
     return 1 if labels == 2 else labels
 
 
@@ -175,6 +175,6 @@ def curved(
 
 
 def log_softmax(values: Float64[np.ndarray, "rows values"]) -> Float64[np.ndarray, "rows values"]:
-    """Return the logarithm of the softmax. SciPy's fails where PyTorch is not to be imported, as in the server."""
+    """Return the logarithm of the softmax. SciPy's fails where PyTorch must not be imported, as in the server."""
     below_best = values - values.max(axis=1, keepdims=True)
     return below_best - np.log(np.exp(below_best).sum(axis=1, keepdims=True))

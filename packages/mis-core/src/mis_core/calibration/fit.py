@@ -1,4 +1,4 @@
-"""Fitting a calibration to labelled rows; each part is kept only where rows that were held out gain by it."""
+"""Fitting a calibration to labelled rows; each part is kept only if it improves held-out rows."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,16 +23,16 @@ from mis_core.calibration.entry import (
 from mis_core.calibration.identity import Identity
 
 LEAST_ROWS = 10
-"""Fewer rows are not fitted to."""
+"""Fewest rows that anything is fitted to."""
 
 FIRM_ROWS = 50
-"""What fewer rows give is provisional."""
+"""A fit to fewer rows is provisional."""
 
 CURVE_ROWS = 200
-"""Fewer rows get no curve."""
+"""Fewest rows that a curve is fitted to."""
 
 THRESHOLD_GROUPS = 20
-"""No threshold stands on fewer rows that have nothing in common."""
+"""Fewest groups of rows that a threshold is chosen on."""
 
 _FOLDS = 5
 _SEED = 53
@@ -48,9 +48,9 @@ class Examples:
 
     Attributes:
         logprobs: Natural logarithms of the probabilities of labels among themselves, `[rows, labels]`.
-        right: Place of the right label, `[rows]`.
+        right: Index of the right label, `[rows]`.
         weights: How much each row counts, `[rows]`.
-        groups: A number of each row, equal for rows that have something in common, `[rows]`.
+        groups: A number for each row, equal for rows that have something in common, `[rows]`.
     """
 
     logprobs: Float64[np.ndarray, "rows labels"]
@@ -86,11 +86,11 @@ def fit_entry(
         examples: The rows.
         begins: Tokens with which queries begin.
         labels: Names of the labels.
-        act: How often answers are to be right that one may act on.
-        review: How often they are to be right to be shown to a person.
+        act: Accuracy required of answers that one may act on.
+        review: Accuracy required of answers that a person may be shown.
 
     Raises:
-        CannotFit: there are too few rows, they have one label, a group or a number that is none; says which.
+        CannotFit: there are too few rows, labels or groups, or a probability is not finite; says which.
     """
     _check(examples, labels)
     folds = _folds(examples)

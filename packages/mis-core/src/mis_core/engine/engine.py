@@ -33,12 +33,12 @@ from mis_core.tokenization import Tokenizer
 
 
 class Engine:
-    """Scores items behind a shared query.
+    """Scores items after a shared query.
 
     Any number of threads and coroutines may ask at once; their requests share the device's steps. Close
-    it, or use it as a context manager. In its `config`, `dtype` is the type that it computes in, never `auto`; its
-    `summary` is what was loaded, for people; `created` is when the checkpoint's settings were written, in seconds since
-    1970; `parts` are what the model is made of; `calibrations` are what results are calibrated by, or None.
+    it, or use it as a context manager. Of its attributes, `config.dtype` is the type that it computes in, never `auto`;
+    `summary` describes what was loaded; `created` is when the checkpoint's settings were written, in seconds since
+    1970; `parts` lists what the model is made of; `calibrations` are those applied to results, or None.
     """
 
     def __init__(self, config: EngineConfig, *, progress: bool = True) -> None:
@@ -94,12 +94,12 @@ class Engine:
         label_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         **options: Any,
     ) -> ScoreResult:
-        """Score every item behind the query.
+        """Score every item after the query.
 
         Args:
             query: Shared text or token ids, not empty.
             items: Texts or lists of token ids, of the query's kind; one may be empty.
-            label_token_ids: Tokens whose probability after `query + item` is wanted, or one list per item. Of a model
+            label_token_ids: Tokens whose probability after `query + item` is wanted, or one list per item. For a model
                 with a classification head: rows of the head, all of them if this is left out.
             options: The other fields of the HTTP body: `labels`, `apply_softmax`, `item_first`,
                 `temperature`, `return_token_logprobs`, `cache_salt`, `add_special_tokens`, `on_error`; and, for this
@@ -202,14 +202,14 @@ class Engine:
         return await self._ask_async(RERANK, query=query, documents=documents, top_n=top_n, **options)
 
     def generate(self, prompt: str | Sequence[int], max_new_tokens: int = NEW_TOKENS, **options: Any) -> GenerateResult:
-        """Write what comes after a prompt.
+        """Generate the continuation of a prompt.
 
         Args:
             prompt: A text, or token ids.
             max_new_tokens: Most tokens of an answer.
             options: `temperature` (default 1; 0: the most probable token), `top_p`, `top_k`, `min_p`, `seed`,
                 `logit_bias`, `presence_penalty`, `frequency_penalty`; `n` answers; `stop` texts, which are not in the
-                answer, `stop_token_ids`, `ignore_eos`; `logprobs`: how many of the most probable tokens are told;
+                answer, `stop_token_ids`, `ignore_eos`; `logprobs`: how many of the most probable tokens are returned;
                 `cache_salt`, `add_special_tokens`. Names and ranges are those of OpenAI's completions.
 
         Raises:
@@ -243,7 +243,7 @@ class Engine:
         """Queue a validated request; cancelling the future frees what it holds.
 
         Raises:
-            RequestError: it asks for dense masks, which take more memory than they may.
+            RequestError: it asks for dense masks that take more memory than allowed.
             EngineUnavailable: the engine is closed.
         """
         if request.layout.mask == "dense":
@@ -254,9 +254,9 @@ class Engine:
         """Queue a validated sequence; return what ends it early, which frees what it holds.
 
         Args:
-            request: The prompt, and how it goes on.
+            request: The prompt, and how it is continued.
             listener: Gets its tokens as they come, or why no more come; see `Listener`.
-            key: Comes with each of them; the listener may listen to other sequences, too.
+            key: Passed with each of them, since a listener may listen to several sequences.
 
         Raises:
             EngineUnavailable: the engine is closed.

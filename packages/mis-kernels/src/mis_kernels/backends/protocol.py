@@ -32,11 +32,11 @@ class Backend(ABC):
         normalised_rows: Rows of one call that streams over the vocabulary. By default the scored rows of a usual step:
             the vocabulary is read once for all of them.
         drawn_rows: Rows that next tokens are drawn from at a time; divides 64.
-        vocab_chunk: Rows of the output projection that it reads at a time; each turn costs several launches.
+        vocab_chunk: Rows of the output projection that it reads at a time; each piece costs several launches.
         contexts: Most contexts of a step.
         mixed_context: Longest context, in tokens, whose rows lie side by side with rows of any others, in steps of
             their own that `for_mixed_steps` lays out; 0: one layout serves every context.
-        folds_norms: Whether the weights of norms are multiplied into those of the products behind them when a model is
+        folds_norms: Whether the weights of norms are multiplied into those of the products after them when a model is
             loaded. Then products take rows as they are, and a factor for each row that comes after the sum.
         heads: Heads of one device.
         dtype: Type of weights and activations.
@@ -57,7 +57,7 @@ class Backend(ABC):
     @classmethod
     @abstractmethod
     def misfit(cls, heads: HeadShape, dtype: str) -> str | None:
-        """Return why it cannot compute such a model on what code is made for here, or None if it can."""
+        """Return why it cannot compute such a model on the current target, or None if it can."""
 
     @classmethod
     @abstractmethod
@@ -65,15 +65,15 @@ class Backend(ABC):
         """Return the backend for a model that fits it."""
 
     def log_sum_exp_rows(self, embed: int) -> int:
-        """Return the rows of one call of `log_sum_exp` with rows of so many elements."""
+        """Return how many rows of a given width one call of `log_sum_exp` takes."""
         return self.normalised_rows
 
     @property
     @abstractmethod
     def few_rows(self) -> tuple[int, ...]:
-        """Sizes below `MIN_TOKENS`, rising, of steps in which a row has the bits that it has in larger ones.
+        """Step sizes below `MIN_TOKENS`, rising, in which a row has the same bits as in larger steps.
 
-        Where weights of products are packed or quantised, see `packs`; in no others.
+        They hold only where weights of products are packed or quantised, see `packs`.
         """
 
     @property
@@ -96,7 +96,7 @@ class Backend(ABC):
     def context_tile(self) -> tuple[int, int] | None:
         """New tokens of a block, and cached tokens of a tile that a block visits as a whole.
 
-        None where what rows of different contexts cost does not depend on where they lie.
+        None if the cost of rows of different contexts does not depend on where they lie.
         """
 
     @abstractmethod
@@ -191,11 +191,11 @@ class Backend(ABC):
 
     @abstractmethod
     def pack(self, weight: Shaped[np.ndarray, "*stack in out"]) -> StoredWeight:
-        """Return a stack of weights, or of pairs, in host memory as products with them like it best."""
+        """Return a stack of weights, or of pairs, in host memory in the layout that products read fastest."""
 
     @abstractmethod
     def pack_quantized(self, weight: QuantizedWeight, depth: int, columns: int) -> QuantizedWeight:
-        """Return a stack of quantised weights in host memory as products with them like it best.
+        """Return a stack of quantised weights in host memory in the layout that products read fastest.
 
         Args:
             weight: The stack, of weights or of pairs.
@@ -205,7 +205,7 @@ class Backend(ABC):
 
     @abstractmethod
     def placement(self, weight: StoredWeight, shardings: Any) -> Any:
-        """Return how a stored stack lies on devices, a tree like it: as it is cut, in the fastest order."""
+        """Return how a stored stack lies on devices, a tree like it: sharded as given, in the fastest order."""
 
     @abstractmethod
     def log_sum_exp(
@@ -225,7 +225,7 @@ class Backend(ABC):
     def logits(
         self, hidden: Float[Array, "rows embed"], weight: Shaped[Array, "vocab embed"]
     ) -> Float32[Array, "rows vocab"]:
-        """Multiply rows with the whole head, of which nothing is cut over devices; no cap is applied.
+        """Multiply rows with the whole head, which is not sharded; no cap is applied.
 
         Args:
             hidden: Rows.
@@ -234,4 +234,4 @@ class Backend(ABC):
 
     @abstractmethod
     def takes_few_rows(self, embed: int) -> bool:
-        """Whether `logits` give a row of so many elements the same bits in any number of rows, not only in 64."""
+        """Whether `logits` gives a row of this width the same bits in any number of rows, not only in 64."""

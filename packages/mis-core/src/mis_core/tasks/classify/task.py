@@ -36,8 +36,8 @@ class ParsedClassify:
         requests: What the engine computes: one request, in which every input is an item of its own, without a query,
             so that none changes the bits of another.
         labels: Names of the head's rows.
-        activation: What makes probabilities of its values.
-        identity: What a calibration belongs to, where there may be one.
+        activation: How probabilities are made of its values.
+        identity: What a calibration must have been fitted for; None: there can be none.
     """
 
     requests: tuple[ScoreRequest]
@@ -103,7 +103,7 @@ def finish_classify(
 
 
 def classify_logprobs(values: Float64[np.ndarray, "inputs values"]) -> Float64[np.ndarray, "inputs labels"]:
-    """Return the logarithms of the probabilities of labels; of a head with one row, of its sigmoid and what is left."""
+    """Return the log-probabilities of labels; for a head with one row, of its sigmoid and of the rest."""
     if values.shape[1] == 1:
         return np.concatenate([log_expit(-values), log_expit(values)], axis=1)
     return log_softmax(values)

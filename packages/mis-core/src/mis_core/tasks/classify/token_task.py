@@ -51,7 +51,7 @@ class ParsedTokens:
         requests: What the engine computes: one request, of which every token of every item is read.
         texts: What the inputs were; None where they were ids.
         labels: Names of the head's rows.
-        activation: What makes probabilities of its values.
+        activation: How probabilities are made of its values.
     """
 
     requests: tuple[ScoreRequest]
@@ -66,11 +66,11 @@ class LabelledToken:
 
     Attributes:
         id: Its id.
-        text: The characters from `start` to `end`, none of a token that the tokenizer adds; None where ids were sent.
+        text: The characters from `start` to `end`, empty for a token that the tokenizer adds; None where ids were sent.
         start: Its first character in the input, as the tokenizer's offsets have it.
         end: The first character after it.
         label: The most probable label, the first among equals.
-        probabilities: Of all labels, or the head's values where the activation is `identity`.
+        probabilities: Probabilities of all labels, or the head's values where the activation is `identity`.
     """
 
     id: int

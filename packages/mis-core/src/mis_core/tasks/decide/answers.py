@@ -16,9 +16,9 @@ class PredicateAnswer:
     """How likely it is that a statement is true.
 
     Attributes:
-        name: Of the question, or None.
+        name: The question's name, or None.
         probability: Of yes, among yes and no.
-        label_mass: Probability of yes and no together over the whole vocabulary; None of a trained head.
+        label_mass: Probability of yes and no together over the whole vocabulary; None for a trained head.
         type: Kind of the question.
     """
 
@@ -41,11 +41,11 @@ class ChoiceAnswer:
     """Which choice is the most probable.
 
     Attributes:
-        name: Of the question, or None.
-        choice: Value of the most probable choice, the one that is read first among equals.
+        name: The question's name, or None.
+        choice: Value of the most probable choice; among equals, the one that is read first.
         confidence: Its probability.
-        probabilities: Of all choices, in the order they were given.
-        label_mass: Probability of all codes together over the whole vocabulary; None of a trained head.
+        probabilities: Probabilities of all choices, in the order they were given.
+        label_mass: Probability of all codes together over the whole vocabulary; None for a trained head.
         type: Kind of the question.
     """
 
@@ -59,7 +59,7 @@ class ChoiceAnswer:
 
 @dataclass(frozen=True, slots=True)
 class LevelProbability:
-    """A level, its place counted from 0, and its probability among all levels."""
+    """A level, its index counted from 0, and its probability among all levels."""
 
     label: str
     value: int
@@ -71,11 +71,11 @@ class ScoreAnswer:
     """Where on the levels the input is.
 
     Attributes:
-        name: Of the question, or None.
-        score: Expected place of the level, counted from 0.
-        confidence: 1 where one level has all probability; 0 where they spread as equal ones do, or wider.
-        probabilities: Of all levels, in their order.
-        label_mass: Probability of all codes together over the whole vocabulary; None of a trained head.
+        name: The question's name, or None.
+        score: Expected index of the level, counted from 0.
+        confidence: 1 if one level has all the probability; 0 if the levels spread as equal ones do, or wider.
+        probabilities: Probabilities of all levels, in their order.
+        label_mass: Probability of all codes together over the whole vocabulary; None for a trained head.
         type: Kind of the question.
     """
 
@@ -98,10 +98,10 @@ class QuestionError:
 
 @dataclass(frozen=True, slots=True)
 class RefusalAnswer:
-    """A question that cannot be answered, where the others are all the same; only with `on_error` `item`.
+    """A question that cannot be answered while the others are; only with `on_error` `item`.
 
     Attributes:
-        name: Of the question, or None.
+        name: The question's name, or None.
         error: Why it cannot be answered.
         type: `refusal`.
     """
@@ -124,7 +124,7 @@ class InputTokensDetails:
 
 @dataclass(frozen=True, slots=True)
 class OutputTokensDetails:
-    """There is no reasoning."""
+    """Details of output tokens; there is no reasoning."""
 
     reasoning_tokens: int = 0
 
@@ -145,9 +145,9 @@ class Decision:
     """Answers in the order of the questions.
 
     Attributes:
-        answers: Themselves.
+        answers: The answers.
         usage: Token counts.
-        calibration: Of each answer the digest of its calibration, None if it has none; absent where none is loaded.
+        calibration: Digest of each answer's calibration, None if it has none; absent where none is loaded.
     """
 
     answers: tuple[Answer, ...]

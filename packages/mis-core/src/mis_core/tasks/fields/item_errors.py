@@ -32,7 +32,7 @@ class ItemError:
     """Why an item was not scored.
 
     Attributes:
-        index: Its place in the request.
+        index: Its index in the request.
         code: Machine-readable reason, as of a `RequestError`.
         message: What is wrong, for people.
         param: The field that holds the items.

@@ -21,9 +21,9 @@ class RankedDocument:
     """One document.
 
     Attributes:
-        index: Its place in the request.
+        index: Its index in the request.
         relevance_score: Probability that it answers the query, 0 to 1.
-        document: Itself, if `return_documents`.
+        document: The document, if `return_documents`.
     """
 
     index: int
@@ -68,7 +68,7 @@ class BilledUnits:
 
 @dataclass(frozen=True, slots=True)
 class RankedTokens:
-    """Token counts as Cohere has them."""
+    """Token counts in Cohere's format."""
 
     input_tokens: int
     output_tokens: int = 0
@@ -76,13 +76,13 @@ class RankedTokens:
 
 @dataclass(frozen=True, slots=True)
 class RerankMeta:
-    """What Cohere's clients read beside the results.
+    """Metadata that Cohere's clients read.
 
     Attributes:
-        api_version: Whose shape this is.
+        api_version: Version of Cohere's API.
         billed_units: What Cohere would bill.
         tokens: Token counts.
-        truncated: Places of the documents that were cut, rising.
+        truncated: Indices of the documents that were truncated, rising.
     """
 
     api_version: ApiVersion
@@ -100,7 +100,7 @@ class Ranking:
         errors: Documents that were not scored, with `on_error: "item"`.
         usage: Token counts.
         meta: Metadata in Cohere's format.
-        recipe: What the prompts were made by: a recipe's name, or `custom` for a template of the operator.
+        recipe: Name of the recipe of the prompts, or `custom` for the operator's template.
         calibration: Digest of the calibration of the scores, None if they have none; absent where none is loaded.
     """
 

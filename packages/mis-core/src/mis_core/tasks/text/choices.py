@@ -22,7 +22,7 @@ class GenerateChunk:
         text: Text that is certain now; what may be part of a character, or of a text that ends the choice, comes later.
         token_id: The token.
         logprob: Its natural log-probability, of the model's own distribution.
-        top_ids: The most probable tokens in its place, best first, `[logprobs]`.
+        top_ids: The most probable tokens at its position, best first, `[logprobs]`.
         top_logprobs: Their log-probabilities.
         finish_reason: `stop` or `length` with the last token.
     """
@@ -45,7 +45,7 @@ class GeneratedChoice:
         text: Its text, up to what ended it.
         token_ids: Its tokens, the one that ended it included.
         token_logprobs: Their natural log-probabilities, of the model's own distribution.
-        top_ids: The most probable tokens in place of each, best first, `[tokens, logprobs]`.
+        top_ids: The most probable tokens at each position, best first, `[tokens, logprobs]`.
         top_logprobs: Their log-probabilities.
         finish_reason: `stop`: by a token or text that ends it; `length`: it may not be longer.
     """
@@ -60,7 +60,7 @@ class GeneratedChoice:
 
 
 class GeneratedChoices:
-    """The choices of one request as their tokens come. What is kept of each token is its number and its values."""
+    """The choices of one request as their tokens come. Of each token only its id and its values are kept."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Stops, choices: int) -> None:
         """Begin with choices that have no tokens.
@@ -109,7 +109,7 @@ class GeneratedChoices:
 
     @property
     def cached_tokens(self) -> list[int]:
-        """For each choice that has a token, how many of its prompt were found in the prefix cache."""
+        """For each choice that has a token, how many tokens of its prompt came from the prefix cache."""
         return [self._cached[index] for index in sorted(self._cached)]
 
     @property
