@@ -61,9 +61,9 @@ class ClassifyBody(Body, frozen=True, kw_only=True):
     use_activation: Annotated[bool | None, about("Return probabilities; false returns the head's raw values.")] = True
     activation: Annotated[bool | None, about("The same as `use_activation`.")] = None
     softmax: Annotated[bool | None, about("The same as `use_activation`.")] = None
-    cache_salt: Annotated[
-        str | None, about("Accepted as on every route. Whole sequences are not cached.", wrong=TYPE)
-    ] = None
+    cache_salt: Annotated[str | None, about("No effect on this route: whole sequences are not cached.", wrong=TYPE)] = (
+        None
+    )
     priority: Annotated[int | None, NO_EFFECT] = None
     request_id: Annotated[str | None, NO_EFFECT] = None
     user: Annotated[str | None, NO_EFFECT] = None

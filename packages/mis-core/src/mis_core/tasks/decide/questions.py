@@ -22,8 +22,9 @@ MAX_ROTATIONS = 8
 ReadingOrder = Annotated[
     ChoiceOrder | None,
     about(
-        "In which order options are read, by default that of `--choice-order`: `given`; or, whatever order they were "
-        "given in, `sorted` in one, `reversed` in two, `independent` in up to 8. Levels are then read both ways."
+        "The order in which options are read; `--choice-order` sets the default. `given` keeps your order. The others "
+        "do not depend on it: `sorted` reads one order, `reversed` two, and `independent` up to 8; they read levels "
+        "both ways."
     ),
 ]
 """The type of the field that chooses the order of options."""

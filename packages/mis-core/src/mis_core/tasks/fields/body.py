@@ -106,7 +106,7 @@ CacheSalt = Annotated[
 """The type of the field `cache_salt`."""
 
 Calibration = Annotated[
-    Literal["none"] | None, about("`none` asks for probabilities as the model has them, where the server calibrates.")
+    Literal["none"] | None, about("`none` returns the model's own probabilities if the server would calibrate them.")
 ]
 """The type of the field `calibration`."""
 

@@ -17,8 +17,8 @@ from mis_core.tasks.fields.body import about
 OnError = Annotated[
     Literal["request", "item"],
     about(
-        "What an item that cannot be scored does: `request` refuses the whole request; `item` gives the item an entry "
-        "in `errors`, and scores the rest."
+        "What happens if an item cannot be scored: `request` refuses the whole request; `item` gives the item an entry "
+        "in `errors` and scores the rest."
     ),
 ]
 """The type of the field `on_error`."""

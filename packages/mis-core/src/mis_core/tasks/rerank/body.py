@@ -33,7 +33,7 @@ class RerankBody(Body, frozen=True, kw_only=True):
     query: Annotated[
         str,
         Meta(min_length=1),
-        about("What documents are ranked by.", wrong=TYPE, empty="empty_query"),
+        about("The query that documents are ranked for.", wrong=TYPE, empty="empty_query"),
     ]
     documents: Annotated[
         list[Any],

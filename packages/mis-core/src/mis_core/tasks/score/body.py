@@ -35,8 +35,8 @@ class ScoreBody(Body, frozen=True, kw_only=True):
     items: Annotated[
         Any,
         about(
-            "What is scored after the query, of the query's kind. There is at least one item, which may be empty; one "
-            "text is one item.",
+            "What is scored after the query: texts or token ids, as the query is. At least one; an item may be empty. "
+            "A single text is one item.",
             noun="a list of texts, or of lists of token ids",
             schemas=(str, _AnyTexts, Annotated[list[list[TokenId]], Meta(min_length=1)]),
         ),
@@ -44,7 +44,7 @@ class ScoreBody(Body, frozen=True, kw_only=True):
     label_token_ids: Annotated[
         Any,
         about(
-            "Tokens whose probability after `query + item` is returned; the same one may come twice. Required unless "
+            "Tokens whose probability after `query + item` is returned; a token may occur twice. Required unless "
             "`labels` is given.",
             noun="a list of token ids, or one such list per item",
             schemas=(Tokens, Annotated[list[Tokens], Meta(min_length=1)], None),
@@ -53,8 +53,8 @@ class ScoreBody(Body, frozen=True, kw_only=True):
     labels: Annotated[
         Any,
         about(
-            "The labels as texts, of one or more tokens; the score is that of all of them. A leading space often "
-            "matters.",
+            "The labels as texts of one or more tokens each; a score is the probability of all tokens of its label. A "
+            "leading space often matters.",
             noun="a list of texts",
             schemas=(_AnyTexts, None),
         ),

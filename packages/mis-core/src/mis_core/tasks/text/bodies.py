@@ -232,7 +232,7 @@ class ChatBody(StreamedBody, frozen=True, kw_only=True):
     chat_template_kwargs: Annotated[
         TemplateVariables | None,
         about(
-            "What the template reads beside the messages: `enable_thinking` and `thinking` (true or false), "
+            "Variables for the template: `enable_thinking` and `thinking` (true or false), "
             f"`reasoning_effort` and `date_string` (texts of at most {_VARIABLE_CHARACTERS} characters).",
             unknown="invalid_chat_template_kwargs",
         ),

@@ -55,7 +55,7 @@ Questions = Annotated[
     dict[str, Any],
     Meta(min_length=1),
     about(
-        "What to answer, each by an id of your own. Each is answered independently.",
+        "The questions, keyed by ids that you choose. Each is answered independently.",
         noun="an object with a question for each id",
         each=NoulFields | ChoiceFields | ScoreFields,
         empty="empty_questions",
@@ -75,8 +75,8 @@ class SystemOneOptions(Body, frozen=True, kw_only=True, forbid_unknown_fields=Fa
     x_on_error: Annotated[
         Literal["request", "item"],
         about(
-            "What a question that cannot be answered does: `request` refuses the whole request; `item` gives it an "
-            "entry in `x_errors`, and the rest are answered."
+            "What happens if a question cannot be answered: `request` refuses the whole request; `item` gives the "
+            "question an entry in `x_errors` and answers the rest."
         ),
     ] = "request"
     x_choice_order: ReadingOrder = None
@@ -85,7 +85,7 @@ class SystemOneOptions(Body, frozen=True, kw_only=True, forbid_unknown_fields=Fa
     x_abstain_below: Annotated[
         AbstainBelow | None,
         about(
-            "Ids of answers whose confidence is below this stand in `x_abstained`. A question may have its own. The "
+            "`x_abstained` lists the ids of answers whose confidence is below this. A question may set its own. The "
             "confidence of a noul is twice the distance of its probability from one half."
         ),
     ] = None
@@ -97,7 +97,7 @@ class SystemOneBody(SystemOneOptions, frozen=True, kw_only=True, forbid_unknown_
     state: Annotated[
         Any,
         about(
-            "What the questions are about. Our prompt has an object or a list as compact JSON.",
+            "What the questions are about. The prompt of MIS writes an object or a list as compact JSON.",
             noun="a text, an object or a list",
             schemas=(str, dict[str, Any], list[Any]),
         ),
