@@ -72,8 +72,8 @@ class _Command(click.Command):
     multiple=True,
     type=click.Choice(["content-free", "permutation"]),
     show_default="none",
-    help="Also show answers without a bias. `content-free` removes the bias shown about an empty state, `permutation` "
-    "the bias for positions of options. Repeatable.",
+    help="Also show answers without a bias. `content-free` removes the bias of answers about an empty state, "
+    "`permutation` the bias for positions of options. Repeatable.",
 )
 @click.option("--json", "json_file", type=_FILE, show_default="none", help="File for all figures.")
 @click.option("--report", "report_file", type=_FILE, show_default="none", help="File for an HTML page.")

@@ -116,7 +116,7 @@ def speed(
 
     A state is new to the target, or known: an earlier request was about it. Questions about a known state are asked in
     three ways: all in one request, all one by one, and a single further question. In results, an item is a question.
-    The first target that is asked all questions is the one whose answers and speed the others are compared with.
+    Other targets are compared, in answers and speed, with the first target that is asked all questions.
 
     The exit status is 1 if a request failed or answers differ too much. Rows that a target refuses are skipped.
     """

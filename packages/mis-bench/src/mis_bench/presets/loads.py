@@ -94,7 +94,7 @@ def stress(scenarios: tuple[str, ...], seconds: float | None, **given: Any) -> N
 @click.option(
     "--max-concurrency", type=POSITIVE, show_default="no limit", help="Maximum requests under way in an open load."
 )
-@click.option("--requests", type=POSITIVE, default=20, help="Number of requests that a round of each load has.")
+@click.option("--requests", type=POSITIVE, default=20, help="Number of requests of each load in a round.")
 @click.option("--rounds", type=POSITIVE, default=3, help="Number of timed rounds. Six or more give an interval.")
 @click.option(
     "--cache",
