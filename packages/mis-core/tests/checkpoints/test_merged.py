@@ -1,6 +1,7 @@
 """Merged LoRA adapters against PEFT's own merging; and everything that an adapter's files may say wrongly."""
 
 import dataclasses
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -30,13 +31,14 @@ pytestmark = [
 ]
 
 FAMILIES = ["qwen3", "qwen2", "llama", "mistral", "smollm3"]
-NIGHTLY = [pytest.param(family, marks=pytest.mark.full) for family in ("ministral", "gemma2", "gemma3")]
+NIGHTLY = ["ministral", "gemma2", "gemma3", "qwen3_5"]
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+RECURRENCE = ["in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj"]
 EVERYTHING = {
     "r": 3,
     "lora_alpha": 5,
     "use_rslora": True,
-    "target_modules": [*ATTENTION, "gate_proj", "up_proj", "down_proj"],
+    "target_modules": [*ATTENTION, *RECURRENCE, "gate_proj", "up_proj", "down_proj"],
     "exclude_modules": ["layers.1.mlp.up_proj"],
     "rank_pattern": {"q_proj": 2, "layers.0.mlp.down_proj": 4},
     "alpha_pattern": {"layers.1.*.v_proj": 11},
@@ -50,6 +52,13 @@ CASES = {
     "rows of the embedding": {"target_modules": ATTENTION, "trainable_token_indices": {"embed_tokens": [7, 3]}},
     "all linear layers": {"target_modules": "all-linear", "init_lora_weights": "orthogonal", "r": 4},
 }
+
+
+NIGHTLY_CASES = [
+    pytest.param(family, case, marks=pytest.mark.full)
+    for family, case in itertools.product(NIGHTLY, CASES)
+    if (family, case) != ("qwen3_5", "everything")
+]
 
 
 def save_adapter(model: Any, folder: Path, **config: Any) -> Any:
@@ -89,8 +98,9 @@ def merged(model: Path, adapter: Path, **options: Any) -> dict[str, np.ndarray]:
         return {name: tensor.read().astype(np.float32) for name, tensor in stored.items()}
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *NIGHTLY])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("family", "case"), [*itertools.product(FAMILIES, CASES), ("qwen3_5", "everything"), *NIGHTLY_CASES]
+)
 def test_weights_are_those_that_peft_merges(family: str, case: str, tmp_path: Path) -> None:
     model = tiny_checkpoint(tmp_path / "model", family)
     theirs = save_adapter(load(model), tmp_path / "adapter", **CASES[case]).state_dict()
@@ -115,12 +125,17 @@ def test_an_adapter_is_merged_into_a_gguf_file_in_several_parts(model: Path, ada
 
 
 @pytest.mark.parametrize(
-    "family", [FAMILIES[0], *(pytest.param(each, marks=pytest.mark.full) for each in FAMILIES[1:]), *NIGHTLY]
+    ("family", "sizes"),
+    [
+        (FAMILIES[0], {}),
+        *(pytest.param(family, {}, marks=pytest.mark.full) for family in (*FAMILIES[1:], *NIGHTLY)),
+        pytest.param("qwen3_5", {"tie_word_embeddings": False}, marks=pytest.mark.full, id="qwen3_5-untied"),
+    ],
 )
-def test_scores_are_those_of_peft_on_transformers(family: str, tmp_path: Path) -> None:
+def test_scores_are_those_of_peft_on_transformers(family: str, sizes: dict[str, Any], tmp_path: Path) -> None:
     import torch
 
-    model = tiny_checkpoint(tmp_path / "model", family)
+    model = tiny_checkpoint(tmp_path / "model", family, **sizes)
     theirs = save_adapter(load(model), tmp_path / "adapter", **EVERYTHING)
     tokens, labels = [5, 99, 300, 7, 41], [11, 12, 500]
     options = SMALL_ENGINE | {"dtype": "float32"}
@@ -154,6 +169,19 @@ def test_an_adapter_of_a_model_with_images_changes_its_text(stored: str, trained
     assert {name_in_text(name) for name in found} == {name_in_text(name) for name in expected}
     wanted = {name_in_text(name): weight for name, weight in expected.items()}
     assert all(np.array_equal(weight, wanted[name_in_text(name)]) for name, weight in found.items())
+
+
+def test_an_adapter_of_a_convolution_is_refused(tmp_path: Path) -> None:
+    """PEFT applies one to a convolution of groups, and merges none."""
+    model, adapter = tiny_checkpoint(tmp_path / "model", "qwen3_5"), tmp_path / "adapter"
+    save_adapter(load(model), adapter, target_modules=["in_proj_z"])
+    changed_settings(target_modules=["in_proj_z", "conv1d"])(adapter)
+    first = "base_model.model.model.layers.0.linear_attn.conv1d.lora_"
+    parts = {f"{first}A.weight": np.zeros((192, 192, 4)), f"{first}B.weight": np.zeros((192, 1, 1))}
+    changed_tensors(lambda tensors: tensors.update(parts))(adapter)
+    known = "q_proj, k_proj, v_proj, o_proj, in_proj_qkv, in_proj_z, in_proj_a, in_proj_b, out_proj"
+    with pytest.raises(ModelError, match=f"layers.0.linear_attn.conv1d is none of .* merged: {known}"):
+        merged(model, adapter)
 
 
 def rename(path: Path, old: str, new: str) -> None:

@@ -24,7 +24,9 @@ _ENDINGS = {".lora_A.weight": "A", ".lora_B.weight": "B"}
 _TOKENS = f"{EMBEDDING}.token_adapter.trainable_tokens_delta"  # the new rows, not differences, despite the name
 _WHOLE = f"{EMBEDDING}.weight", f"{EMBEDDING}.token_adapter.base_layer.weight"  # saved where tokens were added
 _HEAD = "lm_head.weight"
-_PRODUCTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_ATTENTION, _MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
+_RECURRENCE = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")
+_PRODUCTS = (*_ATTENTION, *_RECURRENCE, *_MLP)
 """Modules that adapters may change, besides single rows of the embedding; others are refused by name."""
 
 
@@ -249,7 +251,8 @@ def _changed(
             continue
         name = products.get(name_in_text(module))
         if name is None:
-            known = ", ".join(_PRODUCTS)
+            found = {each.rpartition(".")[2] for each in products}
+            known = ", ".join(each for each in _PRODUCTS if each in found)
             raise ModelError(f"{path}: {shown(module, 200)} is not a module that adapters can change; known: {known}.")
         if not settings.targets(module):
             raise ModelError(f"{path}: has tensors of {shown(module, 200)}, which target_modules does not name.")
