@@ -171,6 +171,19 @@ def test_an_adapter_of_a_model_with_images_changes_its_text(stored: str, trained
     assert all(np.array_equal(weight, wanted[name_in_text(name)]) for name, weight in found.items())
 
 
+def test_layers_that_guess_tokens_ahead_keep_their_weights(tmp_path: Path) -> None:
+    """Published Qwen3.5 has such layers, whose modules have the names of targets; transformers leaves them out."""
+    model, adapter = tiny_checkpoint(tmp_path / "model", "qwen3_5"), tmp_path / "adapter"
+    save_adapter(load(model), adapter, target_modules=ATTENTION)
+    expected, file = merged(model, adapter), model / "model.safetensors"
+    ahead = "mtp.layers.0.self_attn.q_proj.weight"
+    save_file(load_file(file) | {ahead: np.ones((4, 4), np.float32)}, file)
+    found = merged(model, adapter)
+    np.testing.assert_array_equal(found.pop(ahead), 1)
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(weight, expected[name]) for name, weight in found.items())
+
+
 def test_an_adapter_of_a_convolution_is_refused(tmp_path: Path) -> None:
     """PEFT applies one to a convolution of groups, and merges none."""
     model, adapter = tiny_checkpoint(tmp_path / "model", "qwen3_5"), tmp_path / "adapter"

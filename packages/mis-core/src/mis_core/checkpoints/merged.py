@@ -28,6 +28,7 @@ _ATTENTION, _MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_p
 _RECURRENCE = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")
 _PRODUCTS = (*_ATTENTION, *_RECURRENCE, *_MLP)
 """Modules that adapters may change, besides single rows of the embedding; others are refused by name."""
+_LAYERS = "layers."  # what their names begin with in a language model
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +314,10 @@ def _check_shape(path: Path, tensor: tuple[Any, str], shape: tuple[int, ...]) ->
 
 
 def _products(stored: Mapping[str, StoredTensor]) -> dict[str, str]:
-    """Return the names of the tensors that may be changed, by their modules' names within the model."""
+    """Return the names of the tensors that may be changed, by their modules' names within the language model.
+
+    Layers elsewhere, of images or for guessing tokens ahead, may have modules of the same names.
+    """
     endings = tuple(f".{product}.weight" for product in _PRODUCTS)
-    names = [name for name in stored if name.endswith(endings) and not is_name_of_images(name)]
-    return {name_in_text(name.removesuffix(".weight")): name for name in names}
+    modules = {name_in_text(name.removesuffix(".weight")): name for name in stored if name.endswith(endings)}
+    return {module: name for module, name in modules.items() if module.startswith(_LAYERS)}
