@@ -57,9 +57,12 @@ def test_float64_is_read(directory: Path) -> None:
     np.testing.assert_array_equal(load(directory).layers.qkv[...], before.layers.qkv[...])
 
 
-def test_layers_without_number_are_refused_at_once(directory: Path) -> None:
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**12}))
+@pytest.mark.parametrize("is_within", [False, True])
+def test_layers_without_number_are_refused_at_once(directory: Path, is_within: bool) -> None:
+    config = json.loads((directory / "config.json").read_text()) | {"num_hidden_layers": 10**12}
+    if is_within:
+        config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": config}
+    (directory / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"num_hidden_layers = 1000000000000, but the weights have 4 layers of"):
         load(directory)
 

@@ -17,7 +17,7 @@ def check_numbers(settings: dict[str, Any], checkpoint: Checkpoint) -> None:
     tensors themselves before memory is taken for any.
 
     Args:
-        settings: What `config.json` holds.
+        settings: What `config.json` holds; those of a text within count, too.
         checkpoint: Its tensors are opened if a number is large.
 
     Raises:
@@ -47,5 +47,5 @@ def check_numbers(settings: dict[str, Any], checkpoint: Checkpoint) -> None:
 
 
 def _number(settings: dict[str, Any], name: str) -> int:
-    value = settings.get(name)
-    return value if isinstance(value, int) else 0
+    given = [each.get(name) for each in (settings, settings.get("text_config")) if isinstance(each, dict)]
+    return max((value for value in given if isinstance(value, int)), default=0)
