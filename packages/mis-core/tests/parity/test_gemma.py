@@ -1,6 +1,5 @@
 """Gemma 2 and 3 have the scores of transformers, also as the text of larger models; faults in their arithmetic show."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from larger_models import larger_checkpoint
 from mis_core import Engine
 from mis_core.checkpoints.directory import DirectoryCheckpoint
 from mis_core.models import config
@@ -135,26 +135,6 @@ def test_a_cap_that_the_native_log_sum_exp_forgets_is_noticed(
         assert_scores_close(of_vocabulary(engine), expected, "bfloat16", "logprob")
 
 
-def within(path: Path, text: Path, spelling: str) -> Path:
-    """Write a tiny Gemma 3 as the text of a model that also reads images, and return its directory."""
-    import torch
-    from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration, SiglipVisionConfig
-
-    vision = SiglipVisionConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1, image_size=16, patch_size=8
-    )
-    own = AutoModelForCausalLM.from_pretrained(text, dtype=torch.bfloat16)
-    settings = Gemma3Config(text_config=own.config, vision_config=vision, mm_tokens_per_image=4)
-    whole = Gemma3ForConditionalGeneration(settings).to(torch.bfloat16)
-    whole.model.language_model.load_state_dict(own.model.state_dict())
-    whole.save_pretrained(path)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(text / name, path)
-    tensors = load_file(path / "model.safetensors")
-    save_file({respelled(name, spelling): tensor for name, tensor in tensors.items()}, path / "model.safetensors")
-    return path
-
-
 def respelled(name: str, spelling: str) -> str:
     part = name.removeprefix("model.").replace("language_model.model.", "language_model.")
     return f"model.{part}" if spelling == "new" else part.replace("language_model.", "language_model.model.")
@@ -166,7 +146,9 @@ def test_the_text_of_a_model_that_also_reads_images(
 ) -> None:
     """Both spellings of its tensors' names; what belongs to the tower is left out."""
     text = checkpoint_factory("gemma3")
-    path = within(tmp_path / "whole", text, spelling)
-    assert any("vision_tower" in name for name in load_file(path / "model.safetensors"))
+    path = larger_checkpoint(tmp_path / "whole", text)
+    tensors = load_file(path / "model.safetensors")
+    save_file({respelled(name, spelling): tensor for name, tensor in tensors.items()}, path / "model.safetensors")
+    assert any("vision_tower" in name for name in tensors)
     with engine_of(path) as engine:
         assert_equal_to_transformers(engine, oracle_factory(text, "float32"))

@@ -1,6 +1,5 @@
 """Qwen3.5: the decoder computes what transformers does, with attention and recurrence written out plainly."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ from flax import nnx
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float32
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
+from larger_models import larger_checkpoint
 from mis_core.checkpoints.directory import DirectoryCheckpoint
 from mis_core.models import recurrent, rope, tensors, weights
 from mis_core.models.config import ModelConfig, read_model_config
@@ -206,33 +206,10 @@ def test_int8_leaves_the_rates_as_they_are(checkpoint_factory: Callable[..., Pat
     assert 1e-3 < difference.max() < 0.5
 
 
-def within(path: Path, text: Path) -> Path:
-    """Write a tiny Qwen3.5 as the text of a model that also reads images, and return its directory."""
-    import torch
-    from transformers import AutoModelForCausalLM, Qwen3_5Config, Qwen3_5ForConditionalGeneration
-
-    vision = {
-        "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "out_hidden_size": 64,
-        "num_position_embeddings": 16,
-    }  # fmt: skip
-    own = AutoModelForCausalLM.from_pretrained(text, dtype=torch.bfloat16)
-    settings = Qwen3_5Config(
-        text_config=own.config.to_dict(), vision_config=vision, tie_word_embeddings=own.config.tie_word_embeddings
-    )
-    whole = Qwen3_5ForConditionalGeneration(settings).to(torch.bfloat16)
-    whole.model.language_model.load_state_dict(own.model.state_dict())
-    whole.save_pretrained(path)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(text / name, path)
-    stored = load_file(path / "model.safetensors")
-    save_file(stored | {"mtp.norm.weight": next(iter(stored.values()))}, path / "model.safetensors")
-    return path
-
-
 def test_the_text_of_a_model_that_also_reads_images(tmp_path: Path, checkpoint_factory: Callable[..., Path]) -> None:
     """Tensors of images, and of layers that guess tokens ahead, are left out."""
     text = checkpoint_factory("qwen3_5")
-    path = within(tmp_path / "whole", text)
+    path = larger_checkpoint(tmp_path / "whole", text)
     assert {"model", "mtp"} == {name.split(".")[0] for name in load_file(path / "model.safetensors")}
     assert any(name.startswith("model.visual.") for name in load_file(path / "model.safetensors"))
     assert_bits_equal(logprobs(load(path)), logprobs(load(text)))
