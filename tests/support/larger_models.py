@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from safetensors.numpy import load_file, save_file
 
@@ -46,4 +47,21 @@ def larger_checkpoint(path: Path, text: Path) -> Path:
         stored = load_file(path / "model.safetensors")
         ahead = stored["model.language_model.layers.1.self_attn.q_proj.weight"]
         save_file(stored | {"mtp.layers.0.self_attn.q_proj.weight": ahead}, path / "model.safetensors")
+    return path
+
+
+def with_classes(path: Path, architecture: str, labels: tuple[str, ...]) -> Path:
+    """Put a classifier with random rows in the place of a model's head, and return its directory."""
+    import torch
+    import transformers
+
+    rows: dict[str, Any] = {
+        "id2label": dict(enumerate(labels)),
+        "label2id": {label: row for row, label in enumerate(labels)},
+    }
+    model = getattr(transformers, architecture).from_pretrained(path, dtype=torch.float32, **rows)
+    torch.manual_seed(5)
+    for parameter in model.score.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(path)
     return path

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from larger_models import larger_checkpoint
+from larger_models import larger_checkpoint, with_classes
 from mis_core import Engine
 from mis_core.checkpoints.directory import DirectoryCheckpoint
 from mis_core.models import config
@@ -152,3 +152,14 @@ def test_the_text_of_a_model_that_also_reads_images(
     assert any("vision_tower" in name for name in tensors)
     with engine_of(path) as engine:
         assert_equal_to_transformers(engine, oracle_factory(text, "float32"))
+
+
+@pytest.mark.full
+def test_a_classifier_of_a_model_that_also_reads_images(
+    tmp_path: Path, checkpoint_factory: Callable[..., Path], oracle_factory: Callable
+) -> None:
+    path = larger_checkpoint(tmp_path / "whole", checkpoint_factory("gemma3"))
+    with_classes(path, "Gemma3ForSequenceClassification", ("no", "yes", "perhaps"))
+    with engine_of(path) as engine:
+        ours = engine.classify(SEQUENCES, use_activation=False).probabilities
+    np.testing.assert_allclose(ours, oracle_factory(path, "float32").head_values(SEQUENCES), atol=1e-4, rtol=0)

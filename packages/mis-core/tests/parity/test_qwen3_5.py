@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float32
 from safetensors.numpy import load_file
 
-from larger_models import larger_checkpoint
+from larger_models import larger_checkpoint, with_classes
+from mis_core import Engine
 from mis_core.checkpoints.directory import DirectoryCheckpoint
 from mis_core.models import recurrent, rope, tensors, weights
 from mis_core.models.config import ModelConfig, read_model_config
@@ -27,6 +28,7 @@ from mis_kernels.backends.xla.backend import XlaCpuBackend
 from mis_kernels.recurrence import CARRIED, CHUNK, EMPTY, Chunks, RecurrentShape, RecurrentStates
 from mis_kernels.segments import NOWHERE
 from mis_testing.bits import assert_bits_equal
+from mis_testing.options import SMALL_ENGINE
 from mis_testing.oracle import PointwiseOracle
 from mis_testing.tolerances import assert_scores_close
 
@@ -213,6 +215,21 @@ def test_the_text_of_a_model_that_also_reads_images(tmp_path: Path, checkpoint_f
     assert {"model", "mtp"} == {name.split(".")[0] for name in load_file(path / "model.safetensors")}
     assert any(name.startswith("model.visual.") for name in load_file(path / "model.safetensors"))
     assert_bits_equal(logprobs(load(path)), logprobs(load(text)))
+
+
+@pytest.mark.parametrize("kind", ["Sequence", pytest.param("Token", marks=pytest.mark.full)])
+def test_classifiers_of_a_model_that_also_reads_images(
+    kind: str, tmp_path: Path, checkpoint_factory: Callable[..., Path]
+) -> None:
+    architecture = f"Qwen3_5For{kind}Classification"
+    whole = larger_checkpoint(tmp_path / "whole", checkpoint_factory("qwen3_5"))
+    path = with_classes(whole, architecture, ("no", "yes", "perhaps"))
+    theirs = PointwiseOracle(path, "float32").head_values([sequence().tolist()])
+    ours = logits(load(path))
+    if kind == "Token":
+        with Engine.from_pretrained(path, progress=False, **SMALL_ENGINE) as engine:
+            ours = engine.token_classify([sequence().tolist()], use_activation=False).probabilities
+    np.testing.assert_allclose(ours[-len(theirs) :], theirs, atol=CLOSE, rtol=0)
 
 
 Plant = Callable[[pytest.MonkeyPatch], None]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from mis_core.checkpoints import Checkpoint, open_checkpoint
 from mis_core.checkpoints.numbers import check_numbers
-from mis_core.checkpoints.text_settings import is_of_images, is_saved, text_settings
+from mis_core.checkpoints.text_settings import is_of_images, is_saved, saved_settings, text_settings
 from mis_core.config import Activation
 from mis_core.errors import ModelError, shown
 from mis_core.models.families import BARE, FAMILIES, KNOWN, UNSUPPORTED, Family
@@ -162,7 +162,7 @@ def read_model_config(
     if is_saved(raw):
         if head is None:
             raise ModelError(f"{checkpoint.path}: has only a decision head, which --decision-prompt disables.")
-        raw = text_settings(raw) | {"architectures": None}  # a head of the vocabulary is not saved with it
+        raw = saved_settings(raw)
     check_numbers(raw, checkpoint)
     decision = None if head is None else DecisionRows(head.rows, head.softcap, head.has_bias)
     try:
@@ -192,7 +192,10 @@ def parse_model_config(
     """
     if is_of_images(raw):
         text = parse_model_config(text_settings(raw), ignore_unknown=ignore_unknown, decision=decision)
-        return replace(text, architecture=raw["architectures"][0], is_within=True)
+        name = raw["architectures"][0]
+        # For the tokens of a text alone there is no class.
+        family = replace(text.family, of_tokens=name.endswith("ForTokenClassification"))
+        return replace(text, family=family, architecture=name, is_within=True)
     architecture = _architecture(raw, may_be_bare=decision is not None)
     is_bare = architecture in BARE
     family = BARE[architecture] if is_bare else FAMILIES[architecture]
