@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from larger_models import larger_checkpoint
 from mis_testing import tiny_checkpoint
 
 DIMENSIONS = 24  # of a pointer head
@@ -42,22 +43,32 @@ def with_judge(path: Path, **fields: Any) -> Path:
     return path
 
 
-def pointer_package(path: Path, family: str = "qwen3", *, grows: bool = False, **options: Any) -> Path:
+def pointer_package(
+    path: Path, family: str = "qwen3", *, grows: bool = False, reads_images: bool = False, **options: Any
+) -> Path:
     """Write a folder as any2jev does, of a model with random weights, and return it; the model is in `base` beside it.
 
-    With `grows`, the tokenizer has delimiters of its own, behind all tokens of the model.
+    Args:
+        path: Where to write both.
+        family: Of the model, as for `tiny_checkpoint`.
+        grows: The tokenizer has delimiters of its own, behind all tokens of the model.
+        reads_images: The language model is the text of a larger one.
+        **options: Of any2jev.
     """
     import torch
     from any2jev.model import DecisionModel
     from any2jev.packing import NEW_DELIM_TOKENS
     from transformers import AutoTokenizer
 
-    base = tiny_checkpoint(path / "base", family)
+    base = path / "base"
+    text = tiny_checkpoint(path / "text" if reads_images else base, family)
     if grows:
-        tokenizer = AutoTokenizer.from_pretrained(base)
-        base = tiny_checkpoint(path / "base", family, vocab_size=len(tokenizer))
+        tokenizer = AutoTokenizer.from_pretrained(text)
+        tiny_checkpoint(text, family, vocab_size=len(tokenizer))
         tokenizer.add_special_tokens({"additional_special_tokens": list(NEW_DELIM_TOKENS)})
-        tokenizer.save_pretrained(base)
+        tokenizer.save_pretrained(text)
+    if reads_images:
+        larger_checkpoint(base, text)
     torch.manual_seed(3)
     model = DecisionModel.from_base(str(base), device="cpu", head_dim=DIMENSIONS, lora_r=4, **options)
     for name, parameter in model.named_parameters():

@@ -31,6 +31,7 @@ pytestmark = [
 ]
 
 ATOL = 1e-4
+FAMILIES = ("qwen3", "qwen2", "llama", "mistral", "ministral", "smollm3", "gemma2", "gemma3", "qwen3_5")
 
 QUESTIONS: dict[str, Any] = {
     "so": {"type": "noul", "instructions": "Is it about animals?", "criteria": {"true": "cats", "false": ["dogs", 1]}},
@@ -86,14 +87,34 @@ def test_answers_are_those_of_the_package(engine: "Engine", folder: Path) -> Non
     compare(engine, folder)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "mistral", "ministral", "smollm3", "gemma2", "gemma3"])
-def test_answers_match_in_every_family_and_with_added_tokens(tmp_path: Path, family: str) -> None:
+def test_answers_match_in_a_hybrid_that_also_reads_images(tmp_path: Path) -> None:
+    """As published ones do; any2jev adapts every product of recurrent layers."""
     from mis_core import Engine
 
-    grown = pointer_package(tmp_path, family, grows=True, delimiters="add")
+    package = pointer_package(tmp_path, "qwen3_5", reads_images=True)
+    assert any("in_proj_b" in name for name in load_file(package / "adapter" / "adapter_model.safetensors"))
+    with Engine.from_pretrained(package, progress=False, **SMALL_ENGINE | {"dtype": "float32"}) as engine:
+        compare(engine, package)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("family", "reads_images"),
+    [
+        *((family, False) for family in FAMILIES),
+        ("gemma3", True),
+        ("qwen3_5", True),
+    ],
+)
+def test_answers_match_in_every_family_and_with_added_tokens(
+    tmp_path: Path, family: str, reads_images: bool
+) -> None:
+    from mis_core import Engine
+
+    grown = pointer_package(tmp_path, family, grows=True, reads_images=reads_images, delimiters="add")
     with Engine.from_pretrained(grown, progress=False, **SMALL_ENGINE | {"dtype": "float32"}) as engine:
-        rows = json.loads((tmp_path / "base" / "config.json").read_text())["vocab_size"]
+        settings = json.loads((tmp_path / "base" / "config.json").read_text())
+        rows = settings.get("text_config", settings)["vocab_size"]
         assert engine.tokenizer.vocabulary.size == rows + 5
         compare(engine, grown)
 

@@ -17,7 +17,7 @@ from mis_core.checkpoints.merged import LoraAdapter
 from mis_core.checkpoints.pointer_files import ADAPTER, SETTINGS, TOKENIZER, WEIGHTS, StoredPointer, read_pointer
 from mis_core.checkpoints.safetensors_files import open_safetensors
 from mis_core.checkpoints.signs import Signs, location
-from mis_core.checkpoints.text_settings import is_of_images, is_tied, text_settings
+from mis_core.checkpoints.text_settings import is_name_of_images, is_tied, name_in_text, text_settings
 from mis_core.checkpoints.tokenizer_files import read_tokenizer
 from mis_core.errors import ModelError, shown
 
@@ -25,7 +25,8 @@ _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 _LINEAR = ("q", "k")
 _ROWS = {f"proj.{part}": [f"{name}.{part}" for name in _LINEAR] for part in ("weight", "bias")}
 
-_TEXTS = {"Gemma3ForCausalLM": "Gemma3TextModel"}  # classes without a head that are named otherwise
+# Classes of texts, and those without a head, which are named otherwise than others.
+_TEXTS = {"Gemma3ForCausalLM": "Gemma3TextModel", "Qwen3_5ForCausalLM": "Qwen3_5TextModel"}
 
 
 class PackagedCheckpoint(Checkpoint):
@@ -54,10 +55,7 @@ class PackagedCheckpoint(Checkpoint):
 
     def settings(self) -> dict[str, Any]:
         """Return the settings of a model that has no head of its own, and the folder's tokens; see `Checkpoint`."""
-        own = self._checkpoint.settings()
-        if is_of_images(own):
-            raise ModelError(f"{self.path}: a pointer head needs a language model without images.")
-        own = text_settings(own)
+        own = text_settings(self._checkpoint.settings())
         if own.get("hidden_size") != self._pointer.embed:
             raise ModelError(
                 f"{self._folder / SETTINGS}: hidden_size is {self._pointer.embed}, but in {self.path.name} it is "
@@ -118,7 +116,8 @@ class PackagedCheckpoint(Checkpoint):
             names = [name for name in stored if name.endswith(_EMBEDDING)]
             if not names and is_tied(own):
                 names = [_HEAD]  # such a model may have either
-            found = {name: tensor for name, tensor in stored.items() if name != _HEAD or name in names}
+            unread = [name for name in stored if is_name_of_images(name) or name_in_text(name) == _HEAD]
+            found = {name: tensor for name, tensor in stored.items() if name not in unread or name in names}
             if (rows := self._rows(own)) != own.get("vocab_size"):
                 found |= {name: _Lengthened(found[name], rows) for name in names if name in found}
             yield found
