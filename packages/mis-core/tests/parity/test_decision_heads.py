@@ -121,7 +121,7 @@ def test_answers_are_those_of_the_head(tmp_path: Path, body: str, form: str) -> 
 
 @pytest.mark.full
 @pytest.mark.parametrize("family", ["qwen2", "llama", "mistral", "ministral", "smollm3", "gemma2", "gemma3", "qwen3_5"])
-def test_so_they_are_of_every_family(tmp_path: Path, family: str) -> None:
+def test_answers_match_in_every_family(tmp_path: Path, family: str) -> None:
     check_answers(with_judge(tiny_checkpoint(tmp_path / "model", family, vocab_size=2048)))
 
 
