@@ -13,7 +13,7 @@ from mis_core.models.families import FAMILIES
 from mis_core.models.layers import attention_layers, kept_elements, recurrent_per_block, rope_kinds
 from mis_core.models.parallel import spread_heads
 from mis_core.models.settings import HARMLESS, READ, UNDERSTOOD
-from mis_core.runner.memory import step_bytes_per_token
+from mis_core.runner.memory import state_bytes, step_bytes_per_token
 from mis_kernels.recurrence import RecurrentShape
 
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -175,8 +175,17 @@ def test_only_layers_that_attend_keep_something_of_every_token(tmp_path: Path) -
     assert step_bytes_per_token(config, 4, 1) > step_bytes_per_token(narrow, 4, 1)
 
 
-def test_recurrent_layers_are_on_one_device(tmp_path: Path) -> None:
+def test_devices_have_whole_key_heads_or_are_refused(tmp_path: Path) -> None:
+    config = read(tmp_path, linear_num_key_heads=4, linear_num_value_heads=12)
+    assert config.recurrence is not None
+    assert spread_heads(config, 4).recurrence == config.recurrence
+    assert config.recurrence.on_device(4) == config.recurrence._replace(key_heads=1, value_heads=3)
+    with pytest.raises(ConfigError, match="tp_size 8 does not divide the model's linear_num_key_heads, 4"):
+        spread_heads(config, 8)
+    with pytest.raises(ValueError, match="8 devices do not divide 4 key heads"):
+        config.recurrence.on_device(8)
+
+
+def test_a_device_keeps_its_share_of_a_state(tmp_path: Path) -> None:
     config = read(tmp_path)
-    assert spread_heads(config, 1) == config
-    with pytest.raises(ConfigError, match="tp_size must be 1 for a model with recurrent layers, not 2"):
-        spread_heads(config, 2)
+    assert 4 * state_bytes(config, 4) == state_bytes(config, 1)

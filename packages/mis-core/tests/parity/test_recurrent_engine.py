@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from mis_core import Engine
-from mis_core.errors import ConfigError
 from mis_core.scheduler.homes import QueryLock
 from mis_core.scheduler.recurrence import EMPTY, StateUse
 from mis_testing import tiny_checkpoint
@@ -142,12 +141,6 @@ def test_another_state_is_noticed(engine, oracle, monkeypatch, wrong: int) -> No
     monkeypatch.setattr(QueryLock, "states_after", _states(wrong=wrong))
     with pytest.raises(AssertionError):
         check(engine, oracle, *ids(9, 130), ITEMS[:2])
-
-
-def test_devices_along_tensor_are_refused(path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        Engine.from_pretrained(path, tp_size=2, **OPTIONS)
-    assert caught.value.option == "tp_size"
 
 
 @pytest.mark.full

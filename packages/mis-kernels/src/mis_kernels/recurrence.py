@@ -47,6 +47,16 @@ class RecurrentShape(NamedTuple):
         """Inputs of a row: the queries of all heads, then the keys, then the values."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
+    def on_device(self, devices: int) -> Self:
+        """Return the part of one of `devices` that the layer is cut over: a share of the key heads, with their values.
+
+        Raises:
+            ValueError: the devices do not divide the key heads.
+        """
+        if self.key_heads % devices:
+            raise ValueError(f"{devices} devices do not divide {self.key_heads} key heads")
+        return self._replace(key_heads=self.key_heads // devices, value_heads=self.value_heads // devices)
+
 
 class RecurrentStates(NamedTuple):
     """Slots of all recurrent layers, one layer after the other.

@@ -1,9 +1,11 @@
-"""How a decoder is cut over devices: layers by KV head and by MLP column, tables by embedding column.
+"""How a decoder is cut over devices: layers by KV head, key head and MLP column, tables by embedding column.
 
 The scheme is that of Megatron-LM (arXiv 1909.08053): the first product of a pair is cut by column, the
 second by row, and one sum over the devices follows it. A KV head stays with its query heads, so attention
 needs no communication. With fewer KV heads than devices, each KV head is copied and its query heads are
 divided among the copies, padded with heads of zeros where they do not divide; so every device has one.
+
+A recurrent layer is cut by key head, which stays with its value heads and with what they remember.
 """
 
 import dataclasses
@@ -32,6 +34,8 @@ _LAYER_AXES: dict[str, P] = {
     "qkv_bias": P(None, TENSOR),
     "out": P(None, TENSOR),
     "attention_gate": P(None, None, TENSOR),
+    "qkvz": P(None, None, TENSOR),
+    "convolution": P(None, TENSOR),
     "gate_up": P(None, None, None, TENSOR),
     "gate_up_bias": P(None, None, TENSOR),
     "down": P(None, TENSOR),
@@ -42,11 +46,8 @@ PRODUCTS = ("qkv", "attention_gate", "qkvz", "rates", "out", "gate_up", "down")
 
 
 def partition(path: tuple[Any, ...]) -> P:
-    """Return how the parameter at a path of the decoder is cut; layers are stacked along the first axis.
-
-    Recurrent layers are not cut.
-    """
-    if path[0] == "layers":
+    """Return how the parameter at a path of the decoder is cut; layers are stacked along the first axis."""
+    if path[0] in ("layers", "recurrent"):
         return _LAYER_AXES.get(path[1], P())
     return P(None, TENSOR) if path[0] in ("embedding", "head") else P()
 
@@ -66,7 +67,8 @@ def packs(config: ModelConfig, devices: int, backend: Backend) -> bool:
     """Whether every product of a layer is best made with packed weights; heads are spread over the devices."""
     heads, kv_heads = (n * config.attention.head_dim // devices for n in config.attention[:2])
     dimensions = [config.embed, heads, heads + 2 * kv_heads, config.mlp // devices]
-    if (recurrence := config.recurrence) is not None:
+    if config.recurrence is not None:
+        recurrence = config.recurrence.on_device(devices)
         values = recurrence.value_heads * recurrence.value_dim
         dimensions += [values, recurrence.channels + values]
     return backend.packs(*dimensions, gate_bias=config.mlp_bias)
@@ -81,12 +83,12 @@ def spread_heads(config: ModelConfig, devices: int) -> ModelConfig:
     """Return the shape with as many KV heads as devices need; the same shape if there are enough.
 
     Raises:
-        ConfigError: the devices do not divide a dimension that is cut; names it. Or layers are recurrent, which are
-            not cut yet.
+        ConfigError: the devices do not divide a dimension that is cut; names it.
     """
-    if devices > 1 and config.recurrence is not None:
-        raise ConfigError(f"tp_size must be 1 for a model with recurrent layers, not {devices}.", "tp_size")
-    for name, size in (("hidden_size", config.embed), ("intermediate_size", config.mlp)):
+    sizes = {"hidden_size": config.embed, "intermediate_size": config.mlp}
+    if config.recurrence is not None:
+        sizes["linear_num_key_heads"] = config.recurrence.key_heads
+    for name, size in sizes.items():
         if size % devices:
             raise ConfigError(f"tp_size {devices} does not divide the model's {name}, {size}.", "tp_size")
     try:
@@ -118,6 +120,14 @@ def whole_product(x: Array, weight: Weight) -> Array:
 def gather_columns(x: Array) -> Array:
     """Put the columns that each device has side by side; within a `shard_map` over `TENSOR`."""
     return x if lax.axis_size(TENSOR) == 1 else lax.all_gather(x, TENSOR, axis=1, tiled=True)
+
+
+def own_columns(x: Array) -> Array:
+    """Return a device's share of columns that every device has; within a `shard_map` over `TENSOR`."""
+    if lax.axis_size(TENSOR) == 1:
+        return x
+    count = x.shape[1] // lax.axis_size(TENSOR)
+    return lax.dynamic_slice_in_dim(x, lax.axis_index(TENSOR) * count, count, axis=1)
 
 
 def make_mesh(data: int, tensor: int) -> Mesh:

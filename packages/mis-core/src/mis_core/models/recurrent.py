@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Float32
 
 from mis_core.models.blocks import Block, Cache, Normed, weight, wide
 from mis_core.models.config import ModelConfig
+from mis_core.models.parallel import own_columns
 from mis_kernels.backends import Backend
 from mis_kernels.weights import materialised
 
@@ -29,8 +30,10 @@ _WHOLE_TILES = 32  # products with fewer columns, or a fraction, are never packe
 class RecurrentLayer(Block):
     """Weights of one layer with a recurrent state.
 
-    The columns of `qkvz` are the inputs of the convolution, queries, keys and values, and then the gate of the output.
-    Those of `rates` are each head's decay, then each head's learning rate, and zeros up to whole tiles.
+    The columns of `qkvz` are the inputs of the convolution, queries, keys and values, and then the gate of the output:
+    those of the heads of one device, then those of the next. The channels of `convolution` are in the same order. The
+    columns of `rates` are each head's decay, then each head's learning rate, and zeros up to whole tiles; they are so
+    few that every device has all of them.
     """
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, backend: Backend) -> None:
@@ -79,13 +82,16 @@ class RecurrentLayer(Block):
             return materialised(gated.astype(gate.dtype))
 
     def _rates(self, normed: Normed) -> tuple[Float32[Array, "tokens heads"], Float32[Array, "tokens heads"]]:
-        """Return the logarithm of what is left of each head's state after a token, and how fast it learns the token."""
+        """Return the logarithm of what is left of each head's state after a token, and how fast it learns the token.
+
+        Heads are those of this device.
+        """
         with jax.named_scope("rates"):
             product = self.rates.get_value().linear(normed.rows, norm=normed.norm).astype(jnp.float32)
-            heads = len(self.decay_log[...])
+            heads = len(self.decay_log[...])  # of all devices
             decay, rate = product[:, :heads], product[:, heads : 2 * heads]
             decay = -jnp.exp(self.decay_log[...]) * jax.nn.softplus(decay + self.decay_bias[...])
-            return decay, jax.nn.sigmoid(rate)
+            return own_columns(decay), own_columns(jax.nn.sigmoid(rate))
 
 
 def rate_columns(value_heads: int) -> int:

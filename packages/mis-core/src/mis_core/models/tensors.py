@@ -3,7 +3,7 @@
 `tensors_of` says it once for all families; a family's switches decide which lines apply.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,7 +63,10 @@ def tensors_of(config: ModelConfig, tensor_parallel: int = 1) -> Iterator[Tensor
     counts = {"layers": 0, "recurrent": 0}
     for layer, row in enumerate(config.layers):
         stack = "layers" if row.recurrence is None else "recurrent"
-        first = _attention(config, spread) if row.recurrence is None else _recurrence(config.embed, row.recurrence)
+        recurrence = row.recurrence
+        first = (
+            _attention(config, spread) if recurrence is None else _recurrence(config.embed, recurrence, tensor_parallel)
+        )
         for name, shape, target, store in (*first, *_mlp(config)):
             yield Tensor(f"model.layers.{layer}.{name}", shape, (stack, target), store, counts[stack])
         counts[stack] += 1
@@ -100,13 +103,15 @@ def _attention(config: ModelConfig, spread: HeadShape) -> Iterator[_Part]:
     yield "input_layernorm.weight", (embed,), "attention_norm", _copy
 
 
-def _recurrence(embed: int, shape: RecurrentShape) -> Iterator[_Part]:
+def _recurrence(embed: int, shape: RecurrentShape, devices: int) -> Iterator[_Part]:
     heads, channels, values = shape.value_heads, shape.channels, shape.value_heads * shape.value_dim
-    yield "linear_attn.in_proj_qkv.weight", (channels, embed), "qkvz", _columns(0)
-    yield "linear_attn.in_proj_z.weight", (values, embed), "qkvz", _columns(channels)
-    yield "linear_attn.in_proj_a.weight", (heads, embed), "rates", _columns(0)
-    yield "linear_attn.in_proj_b.weight", (heads, embed), "rates", _columns(heads)
-    yield "linear_attn.conv1d.weight", (channels, 1, shape.taps), "convolution", _reshaped
+    keys = shape.key_heads * shape.key_dim
+    parts = keys, keys, values  # queries are as wide as keys
+    yield "linear_attn.in_proj_qkv.weight", (channels, embed), "qkvz", _columns(0, parts, devices)
+    yield "linear_attn.in_proj_z.weight", (values, embed), "qkvz", _columns(channels // devices, (values,), devices)
+    yield "linear_attn.in_proj_a.weight", (heads, embed), "rates", _columns(0, (heads,))
+    yield "linear_attn.in_proj_b.weight", (heads, embed), "rates", _columns(heads, (heads,))
+    yield "linear_attn.conv1d.weight", (channels, 1, shape.taps), "convolution", _channels(parts, devices)
     yield "linear_attn.A_log", (heads,), "decay_log", _copy
     yield "linear_attn.dt_bias", (heads,), "decay_bias", _copy
     yield "linear_attn.norm.weight", (shape.value_dim,), "state_norm", _copy
@@ -135,13 +140,28 @@ def _copy(target: np.ndarray, stored: np.ndarray) -> None:
     target[...] = stored
 
 
-def _reshaped(target: np.ndarray, stored: np.ndarray) -> None:
-    target[...] = stored.reshape(target.shape)
+def _by_device(stored: np.ndarray, parts: Sequence[int], devices: int) -> np.ndarray:
+    """Cut each of several parts of the rows over devices; return the rows by device, `[devices, rows, ...]`."""
+    split = np.split(stored, np.cumsum(parts)[:-1])
+    return np.concatenate([part.reshape(devices, -1, *stored.shape[1:]) for part in split], axis=1)
 
 
-def _columns(begin: int) -> Store:
+def _columns(begin: int, parts: Sequence[int], devices: int = 1) -> Store:
+    """Put rows, which have several parts, among the columns of every device, from its column `begin` on."""
+
     def store(target: np.ndarray, stored: np.ndarray) -> None:
-        target[:, begin : begin + len(stored)] = stored.T
+        rows = _by_device(stored, parts, devices)
+        columns = target.reshape(len(target), devices, -1)
+        columns[:, :, begin : begin + rows.shape[1]] = np.moveaxis(rows, 2, 0)
+
+    return store
+
+
+def _channels(parts: Sequence[int], devices: int) -> Store:
+    """Put channels in the order of the columns that they come from."""
+
+    def store(target: np.ndarray, stored: np.ndarray) -> None:
+        target[...] = _by_device(stored, parts, devices).reshape(target.shape)
 
     return store
 

@@ -89,11 +89,12 @@ def longest_whole_item(engine: EngineConfig) -> int:
     return longest_item(engine.chunked_prefill_size or usual)
 
 
-def state_bytes(config: ModelConfig) -> int:
-    """Return the bytes of a slot: the states of all recurrent layers after one prefix."""
+def state_bytes(config: ModelConfig, devices: int) -> int:
+    """Return the bytes of a slot on each of `devices`: the states of all recurrent layers after one prefix."""
     if config.recurrence is None:
         return 0
-    slot = jax.eval_shape(lambda: RecurrentStates.zeros(1, config.recurrence))
+    shape = config.recurrence.on_device(devices)
+    slot = jax.eval_shape(lambda: RecurrentStates.zeros(1, shape))
     return config.recurrent_layers * sum(math.prod(x.shape) * x.dtype.itemsize for x in slot)
 
 
@@ -104,7 +105,7 @@ def state_slots(engine: EngineConfig, config: ModelConfig) -> int:
     free = free_bytes(engine.mem_fraction_static)
     if free is None:
         return CPU_SLOTS
-    return min(max(int(STATE_SHARE * free / state_bytes(config)), LEAST_SLOTS), MOST_SLOTS)
+    return min(max(int(STATE_SHARE * free / state_bytes(config, engine.tp_size)), LEAST_SLOTS), MOST_SLOTS)
 
 
 def cache_pages(engine: EngineConfig, config: ModelConfig, mesh: Mesh, budget: int, slots: int = 0) -> tuple[int, int]:
@@ -134,7 +135,7 @@ def cache_pages(engine: EngineConfig, config: ModelConfig, mesh: Mesh, budget: i
         else:
             step = budget * step_bytes_per_token(config, item_bytes, mesh.shape[TENSOR])
             step += DENSE_BYTES if engine.mask_impl == "dense" else 0
-            step += slots * state_bytes(config)
+            step += slots * state_bytes(config, mesh.shape[TENSOR])
             head_dim = backend_for(config, jnp.dtype(engine.dtype), mesh).cache_head_dim
             per_token = kept_elements(config.layers, head_dim) * item_bytes // mesh.shape[TENSOR]
             tokens = int((free - step) // per_token)

@@ -87,7 +87,7 @@ class Runner:
         self._slots = Slots(mesh, config.head_rows, self._reads, self._weights)
 
     def _empty_cache(self) -> Cache:
-        by_page, by_slot = NamedSharding(self.mesh, BY_PAGE), NamedSharding(self.mesh, BY_SLOT)
+        by_page, by_slot = jax.tree.map(partial(NamedSharding, self.mesh), (BY_PAGE, BY_SLOT))
         zeros = jax.jit(lambda: jnp.zeros(self._cache_shape, self._backend.storage_dtype), out_shardings=by_page)
         shape, slots = self._states
         if shape is None:

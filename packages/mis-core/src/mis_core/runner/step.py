@@ -30,7 +30,8 @@ class Cache(NamedTuple):
 
     Attributes:
         key_values: Keys and values.
-        states: States of recurrent layers, `[devices * layers * slots, ...]`; None: there are no such layers.
+        states: States of recurrent layers, `[devices * layers * slots, ...]`; inputs of the convolution in the order
+            of `RecurrentLayer`. None: there are no such layers.
     """
 
     key_values: KeyValues
@@ -40,10 +41,8 @@ class Cache(NamedTuple):
 BY_PAGE = P(TENSOR, DATA)
 """How keys and values are cut: by head along `TENSOR`; along `DATA` every device has pages of its own."""
 
-BY_SLOT = P(DATA)
-"""How states are cut: every device has slots of its own."""
-
-_CACHE: Any = Cache((BY_PAGE, BY_PAGE), BY_SLOT)  # type: ignore[arg-type]
+BY_SLOT: Any = RecurrentStates(P(DATA, TENSOR), P(DATA, None, TENSOR))  # type: ignore[arg-type]
+"""How states are cut: by head along `TENSOR`; along `DATA` every device has slots of its own."""
 
 
 def cache_shape(config: ModelConfig, devices: int, pages: int, backend: Backend) -> tuple[int, int, int, int]:
@@ -88,7 +87,7 @@ def make_step(
         mesh: Devices with axes `DATA` and `TENSOR`.
         pages: Pages of one layer on a device.
         backend: Who computes it, the decoder's.
-        slots: Slots for states of one recurrent layer on a device.
+        slots: Slots for states of one recurrent layer on a device; 0: there are no such layers.
         dense_mask: Attend with masks that are arrays, as a baseline.
 
     Returns:
@@ -96,6 +95,7 @@ def make_step(
         `[devices * scored, embed]`, final-normed.
     """
     devices, attends = mesh.shape[DATA], "dense" if dense_mask else backend
+    cut: Any = Cache((BY_PAGE, BY_PAGE), BY_SLOT if slots else None)  # type: ignore[arg-type]
 
     def step(weights: Any, cache: Cache, arrays: StepArrays) -> tuple[Array, Cache]:
         decoder: Decoder = nnx.merge(graph, weights)
@@ -138,8 +138,9 @@ def make_step(
         def recur(
             inputs: Array, decay: Array, rate: Array, kernel: Array, cache: Cache, number: Array
         ) -> tuple[Array, Cache]:
-            shape = decoder.config.recurrence
-            assert shape is not None
+            whole = decoder.config.recurrence
+            assert whole is not None
+            shape = whole.on_device(mesh.shape[TENSOR])
             assert cache.states is not None
             given = inputs, decay, rate, kernel, cache.states
             if here.states is not None:
@@ -156,7 +157,7 @@ def make_step(
     return jax.shard_map(
         step,
         mesh=mesh,
-        in_specs=(weight_partitions(weights), _CACHE, P(DATA)),
-        out_specs=(P(DATA), _CACHE),
+        in_specs=(weight_partitions(weights), cut, P(DATA)),
+        out_specs=(P(DATA), cut),
         check_vma=False,  # loops carry values that start out the same everywhere
     )
