@@ -126,10 +126,10 @@ def test_states_come_and_go_over_many_requests(engine, oracle) -> None:
 def _states(*, wrong: int) -> object:
     right = QueryLock.states_after
 
-    def planted(lock: QueryLock, tokens: np.ndarray) -> StateUse | None:
-        use = right(lock, tokens)
+    def planted(lock: QueryLock, tokens: np.ndarray, shard: int) -> StateUse | None:
+        use = right(lock, tokens, shard)
         assert use is not None
-        held = sorted(lock._locks[lock.homes[0].shard].states.items())
+        held = sorted(lock._locks[shard].states.items())
         slots = {"before the last page": held[0][1].slot, "nothing": EMPTY}
         return StateUse(np.full(len(tokens), list(slots.values())[wrong], np.int32))
 

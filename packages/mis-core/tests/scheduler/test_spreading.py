@@ -43,6 +43,12 @@ class TestTheChoice:
     def test_a_hit_on_one_shard_is_used_when_the_query_dominates(self) -> None:
         assert rank_homes(9000, 500, [state(), state(cached=9000), state(), state()], is_alone=True)[0] == (1,)
 
+    def test_a_query_that_one_shard_computes_costs_all_of_its_tokens(self) -> None:
+        states = [state(), state(), state(), state()]
+        assert rank_homes(3000, 600, states, is_alone=True, divides_query=True)[0] == ALL
+        assert ALL not in rank_homes(3000, 600, states, is_alone=True, divides_query=False)[:4]
+        assert rank_homes(3000, 700, states, is_alone=True, divides_query=False)[0] == ALL
+
     def test_one_shard_is_never_spread(self) -> None:
         assert rank_homes(2000, 10_000, [state()], is_alone=True) == [(0,)]
 
@@ -153,9 +159,11 @@ def test_requests_begin_in_order_of_arrival() -> None:
     shards=st.sampled_from([2, 4]),
     pages=st.sampled_from([26, 200]),
     cancelled=st.sets(st.integers(0, 4)),
+    states=st.sampled_from([0, 0, 8, 40]),
 )
-def test_spreading_and_cancelling_lose_no_page(batches, shards, pages, cancelled) -> None:
-    driver = Driver(dataclasses.replace(SHAPE, shards=shards), pages=pages)
+def test_spreading_and_cancelling_lose_no_page(batches, shards, pages, cancelled, states) -> None:
+    pages += 24 if states else 0  # an item may need all of its query again
+    driver = Driver(dataclasses.replace(SHAPE, shards=shards), pages=pages, states=states)
     requests: list[ScoreRequest] = []
     gone = set()
     for number, batch in enumerate(batches):

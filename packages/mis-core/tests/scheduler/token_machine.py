@@ -3,7 +3,8 @@
 The value read at a row is a number made of all tokens that the row sees, in order; so a wrong page, a page
 overwritten too early, a wrong position or a missing token changes it. With a window it is made of what
 `mis_kernels.Segments` of the step leave of these tokens in a layer that slides. A recurrent state is the tokens that it
-was made of; at every row that is read it must be those that the row sees.
+was made of; at every row that is read it must be those that the row sees. States go to other shards once all shards
+have computed.
 """
 
 import dataclasses
@@ -50,6 +51,9 @@ class TokenMachine:
         behind = [
             _recur(shard, slots) if slots else None for shard, slots in zip(plan.shards, self.states, strict=True)
         ]
+        for copy in plan.copies:
+            for shard, slot in copy.copies.items():
+                self.states[shard][slot] = self.states[copy.shard][copy.slot]
         seen = [self._values(shard, self.memory[n], behind[n]) for n, shard in enumerate(plan.shards)]
         values = [values_of(reading, seen[reading.shard]) for reading in plan.readings]
         for reading, read in zip(plan.readings, values, strict=True):

@@ -130,12 +130,14 @@ class PrefixCache:
         """Return how many tokens `match` would lock now; lock none, and leave the order of eviction as it is."""
         return sum(len(node.tokens) for node in self._usable(lock)) // lock.tokens.itemsize
 
-    def insert(self, lock: PrefixLock, count: int) -> Inserted:
+    def insert(self, lock: PrefixLock, count: int, *, computes: bool = True) -> Inserted:
         """Allocate pages for the next tokens of a locked prefix, which the step being planned computes.
 
         Args:
             lock: The prefix, with nothing more to match.
             count: Tokens; whole pages, or all that is left. As many pages can be had, and `lock.missing_states` slots.
+            computes: Whether this device computes them. Otherwise it gets their states at the end of the step, in
+                slots that are the caller's until `receive`.
         """
         assert count == len(lock.tokens) - lock.done or count % self.page_size == 0, "a chunk ends on a page boundary"
         begin, pages = lock.done, -(-count // self.page_size)
@@ -149,6 +151,9 @@ class PrefixCache:
             lock.append(node)
         if self.states is None:
             return Inserted()
+        if not computes:
+            ends = (tokens for tokens in self._query_ends(lock) if begin < tokens <= lock.done)
+            return Inserted(len(known), None, tuple((tokens - begin, self.states.allocate()) for tokens in ends))
         read = lock.states[begin] if begin else None
         writes: list[tuple[int, int]] = []
         for tokens in self._state_ends(lock, begin):
@@ -160,6 +165,23 @@ class PrefixCache:
                 lock.states[tokens] = state
         self._hold_states(lock)
         return Inserted(len(known), None if read is None else read.slot, tuple(writes))
+
+    def receive(self, lock: PrefixLock, tokens: int, slot: int) -> None:
+        """Take the state after so many tokens of a lock into the tree, and hold it; steps that are planned write it.
+
+        Args:
+            lock: The prefix.
+            tokens: After which its items start.
+            slot: The caller's; it is free if the tree has the state.
+        """
+        assert self.states is not None, "no layer is recurrent"
+        state = lock.states[tokens] = lock.path[self._pages_of(tokens) - 1].state
+        if state.slot is None:
+            state.slot = slot
+        else:
+            self.states.free(slot)
+        self.states.hold(state)
+        state.is_query_end = True
 
     def keep(
         self, tokens: Int32[np.ndarray, " tokens"], salt: str | None, pages: Int32[np.ndarray, " pages"], first: int

@@ -11,6 +11,7 @@ from jaxtyping import Int32
 import mis_kernels
 from mis_core.models.decoder import PADDING
 from mis_core.ragged import ramp
+from mis_core.runner.copies import StateCopies
 from mis_core.scheduler.decoding import written_pages
 from mis_core.scheduler.plan import EXCHANGED, KEPT, PAGE_SIZE, SLOTS, ShardPlan, StepPlan, StepShape
 from mis_core.scheduler.recurrence import CARRIED, CHUNK, EMPTY, NO_SLOT, joined_chunks
@@ -34,6 +35,8 @@ class StepArrays(NamedTuple):
             spread request.
         chunks: What recurrent layers compute, stacked by device; None: no layer is recurrent, or it is a decode step.
         states: In a decode step of recurrent layers, the slot of each row's state, `[devices, tokens]`, or `NOWHERE`.
+        copies: States that go to other devices; None: no layer is recurrent, there is one device, or it is a decode
+            step.
     """
 
     token_ids: IntArray
@@ -44,6 +47,7 @@ class StepArrays(NamedTuple):
     exchanges: IntArray
     chunks: Chunks | None = None
     states: IntArray | None = None
+    copies: StateCopies | None = None
 
 
 def step_arrays(
@@ -82,6 +86,7 @@ def step_arrays(
         for shard, pages in zip(plan.shards, own, strict=True)
     ]
     token_ids, positions, scored_rows, segments = jax.tree.map(lambda *arrays: np.stack(arrays), *shards)
+    copies = StateCopies.of(plan) if is_recurrent and len(devices) > 1 and not plan.is_decoding else None
     return StepArrays(
         token_ids,
         positions,
@@ -91,6 +96,7 @@ def step_arrays(
         np.full(len(devices), -(-plan.exchanged_rows // EXCHANGED), np.int32),
         _chunks(plan, tokens) if is_recurrent and not plan.is_decoding else None,
         _states(plan, tokens) if is_recurrent and plan.is_decoding else None,
+        copies,
     )
 
 

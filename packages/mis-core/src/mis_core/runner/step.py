@@ -16,6 +16,7 @@ from mis_core.models.decoder import PADDING, Decoder
 from mis_core.models.layers import attention_layers, windows_of
 from mis_core.models.parallel import DATA, TENSOR, partition
 from mis_core.runner.arrays import StepArrays
+from mis_core.runner.copies import copy_states
 from mis_core.scheduler.plan import EXCHANGED, PAGE_SIZE
 from mis_kernels import NOWHERE, RecurrentStates, gated_delta, gated_delta_decode, segment_attention, write_pages
 from mis_kernels.backends import Backend, LaidOut
@@ -152,7 +153,11 @@ def make_step(
             return out, cache._replace(states=states)
 
         token_ids, positions, rows = map(jnp.asarray, here[:3])
-        return decoder(token_ids, positions, rows, attend, cache, recur)
+        hidden, cache = decoder(token_ids, positions, rows, attend, cache, recur)
+        if here.copies is not None and cache.states is not None:
+            with jax.named_scope("copy_states"):
+                cache = cache._replace(states=copy_states(cache.states, here.copies, slots))
+        return hidden, cache
 
     return jax.shard_map(
         step,

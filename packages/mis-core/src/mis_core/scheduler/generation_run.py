@@ -156,10 +156,9 @@ class GenerationRun:
             return 0
         return self._query.lock.missing_states(shard) + 1
 
-    @property
-    def own_states(self) -> int:
-        """Slots for states that are allocated outside its prefix cache's tree."""
-        return int(self.state is not None)
+    def own_states(self, shard: int) -> int:
+        """Return how many slots for states of a shard are allocated outside its prefix cache's tree."""
+        return int(shard == self.home.shard and self.state is not None)
 
     def own_pages(self, shard: int) -> int:
         """Return how many pages of a shard are allocated outside its prefix cache's tree."""
@@ -267,7 +266,7 @@ class GenerationRun:
         room = builder.find_room(self, [home.shard], paged=True, least=len(tail), scored=1, context_tokens=sees)
         if room is None or limit < len(tail) or home.headroom < 0:
             return 0
-        states = lock.states_after(np.array([shared], np.int32))
+        states = lock.states_after(np.array([shared], np.int32), home.shard)
         if states is not None:
             assert home.cache.states is not None
             self.state = home.cache.states.allocate()

@@ -6,14 +6,12 @@ of the query.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Int32
 
-from mis_core.cache.states import StateSlots
 from mis_core.ragged import ramp, rows_at
 from mis_core.requests import ScoreRequest
 from mis_core.scheduler.answer import QUERY, Placements
@@ -59,7 +57,7 @@ class QueryPrefill:
         """Add the next chunk to a step; return its tokens, at most `limit`."""
         begin = self.lock.done
         chunk = _Chunk(begin, len(self.lock.tokens), self._reads, first_read=0)
-        room = chunk.find_room(builder, self.lock, self.shards, len(self.lock.tokens))
+        room = chunk.find_room(builder, self.lock, self.lock.computing, len(self.lock.tokens))
         count = chunk.fitting(room, limit) if room else 0
         if not room or not count:
             return 0
@@ -154,7 +152,7 @@ class ShortItems:
             token_ids=rows_at(self._request.item_tokens, self._request.item_starts[items], lens),
             lens=lens,
             context_lens=context_lens,
-            states=lock.states_after(context_lens),
+            states=lock.states_after(context_lens, room.shard),
         )
         self._placements.add(room, items, lens, context_lens)
         read_lens = self._reads[first:last]
@@ -174,7 +172,7 @@ class _PagedItem:
     Attributes:
         tokens: Tokens from the first page boundary on: what its last shared page lacks, then the item.
         num_shared: Pages shared with the query.
-        pages: Its own pages, by shard.
+        pages: Its own pages, by shard that may compute it.
         done: Tokens planned.
         state_slot: Slot of its state between steps, if layers are recurrent and it goes on.
     """
@@ -214,6 +212,7 @@ class PagedItems:
         self._request = request
         self._items = items
         self._query = query
+        self._homes = {home.shard: home for home in query.lock.homes}
         self._owner = owner
         context_lens = request.context_lens[items]
         # Query tokens that each item computes again: those behind the last page it shares.
@@ -246,35 +245,41 @@ class PagedItems:
         own = int(self._pages[self._next]) if self._current else 0
         return int(self._pages[self._next :].max(initial=0)) - own
 
-    @property
-    def missing_states(self) -> int:
-        """Most slots for states that will still be allocated: for the item under way, and the next of the same step."""
-        if self.is_planned or self._slots is None:
+    def missing_states(self, shard: int) -> int:
+        """Return the most slots of a shard that will still be allocated.
+
+        They are for the item under way, and the next of the same step.
+        """
+        if self.is_planned or self._homes[shard].cache.states is None:
             return 0
-        return max(2 - self.own_states, 0)
+        return max(2 - self.own_states(shard), 0)
 
     def own_pages(self, shard: int) -> int:
         """Return how many pages of a shard are allocated now."""
         return sum(len(item.pages.get(shard, ())) for item in self._allocated)
 
-    @property
-    def own_states(self) -> int:
-        """Slots for states that are allocated now."""
-        return sum(item.state_slot is not None for item in self._allocated)
+    def own_states(self, shard: int) -> int:
+        """Return how many slots for states of a shard are allocated now."""
+        return sum(item.state_slot is not None and shard in item.pages for item in self._allocated)
 
     @property
     def _allocated(self) -> list[_PagedItem]:
         return [*self._retired, *([self._current] if self._current else [])]
 
     @property
-    def _slots(self) -> StateSlots | None:
-        return self._query.lock.homes[0].cache.states
+    def _next_shards(self) -> list[int]:
+        """Shards that may compute the next item: where layers are recurrent one, which has its state between steps."""
+        shards = [*self._homes]
+        if self._homes[shards[0]].cache.states is None:
+            return shards
+        return [shards[self._next % len(shards)]]
 
     def add(self, builder: StepBuilder, limit: int) -> int:
         """Add the next chunk of an item to a step; return its tokens, at most `limit`."""
-        if self._current is None and any(home.headroom < 0 for home in self._query.lock.homes):
+        if self._current is None and any(home.headroom < 0 for home in self._homes.values()):
             return 0
-        if self._current is None and self.own_states > 1:  # until the step's end frees those of items that are done
+        # Until the step's end frees those of items that are done.
+        if self._current is None and any(self.own_states(shard) > 1 for shard in self._next_shards):
             return 0
         current = self._current = self._current or self._begin()
         first_read = int(self._first_reads[self._next])
@@ -282,7 +287,7 @@ class PagedItems:
         within = self._read_within[own : own + int(self._reads[self._next])]
         chunk = _Chunk(current.done, len(current.tokens), int(self._repeated[self._next]) + within, first_read)
         context_tokens = current.num_shared * PAGE_SIZE + len(current.tokens)
-        room = chunk.find_room(builder, current, self._query.shards, context_tokens)
+        room = chunk.find_room(builder, current, current.pages.keys(), context_tokens)
         count = chunk.fitting(room, limit) if room else 0
         if not room or not count:
             return 0
@@ -296,7 +301,7 @@ class PagedItems:
             lens=lens,
             context_lens=context_lens,
             writes=current.writes(count),
-            states=self._states(current, count),
+            states=self._states(current, count, room.shard),
         )
         self._placements.add(room, self._items[self._next : self._next + 1], lens, context_lens)
         chunk.read(builder, room, self._owner, int(row[0]), count)
@@ -309,10 +314,12 @@ class PagedItems:
 
     def free_retired(self) -> None:
         """Free the pages of items that are done; between steps only: the step that reads them must not write them."""
-        for item, home in itertools.product(self._retired, self._query.lock.homes):
-            home.cache.free(item.pages[home.shard])
-            if home.cache.states is not None and item.state_slot is not None:
-                home.cache.states.free(item.state_slot)
+        for item in self._retired:
+            for shard, pages in item.pages.items():
+                cache = self._homes[shard].cache
+                cache.free(pages)
+                if cache.states is not None and item.state_slot is not None:
+                    cache.states.free(item.state_slot)
         self._retired = []
 
     def free(self) -> None:
@@ -328,23 +335,24 @@ class PagedItems:
         own = request.item_tokens[request.item_starts[item] : request.item_starts[item + 1]]
         tokens = np.concatenate([request.query[shared:context], own])
         count = int(self._pages[self._next])
-        pages = {home.shard: home.cache.allocate(count) for home in self._query.lock.homes}
+        pages = {shard: self._homes[shard].cache.allocate(count) for shard in self._next_shards}
         return _PagedItem(tokens, shared // PAGE_SIZE, pages)
 
-    def _states(self, item: _PagedItem, count: int) -> StateUse | None:
+    def _states(self, item: _PagedItem, count: int, shard: int) -> StateUse | None:
         """Return the states that the next tokens of an item read and write."""
-        if self._slots is None:
+        slots = self._homes[shard].cache.states
+        if slots is None:
             return None
         slot = item.state_slot
         if not item.done:
-            use = self._query.lock.states_after(np.array([item.num_shared * PAGE_SIZE], np.int32))
+            use = self._query.lock.states_after(np.array([item.num_shared * PAGE_SIZE], np.int32), shard)
         else:
             assert slot is not None, "an item goes on from no state"
             use = StateUse(np.array([slot], np.int32))
         if use is None or item.done + count == len(item.tokens):
             return use
         if slot is None:
-            slot = item.state_slot = self._slots.allocate()
+            slot = item.state_slot = slots.allocate()
         return use._replace(writes=((count, slot),))
 
     def _retire(self, item: _PagedItem) -> None:

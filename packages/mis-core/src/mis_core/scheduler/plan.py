@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int32
 
 from mis_core.ragged import ramp
 from mis_core.scheduler.reading import Owner, Reading
-from mis_core.scheduler.recurrence import CHUNK, PlannedChunks, StateUse, chunks_of, joined_chunks
+from mis_core.scheduler.recurrence import CHUNK, PlannedChunks, StateCopy, StateUse, chunks_of, joined_chunks
 
 PAGE_SIZE = CHUNK
 """Tokens of a page of the KV cache."""
@@ -168,6 +168,7 @@ class StepPlan:
         is_decoding: Whether its rows are sequences that have slots. Then `token_ids` are slots, whose last tokens
             are meant; each is written to its position in its context's page, and `writes` are empty.
         is_mixed: Whether it is laid out in the room of `StepShape.mixed`.
+        copies: Recurrent states that go to other shards once all is computed.
     """
 
     shards: tuple[ShardPlan, ...]
@@ -176,6 +177,7 @@ class StepPlan:
     dense_mask: bool = False
     is_decoding: bool = False
     is_mixed: bool = False
+    copies: tuple[StateCopy, ...] = ()
 
     @property
     def exchanged_rows(self) -> int:
@@ -328,6 +330,7 @@ class StepBuilder:
         self._shards = [_Shard(shape) for _ in range(shape.shards)]
         self._readings: list[Reading] = []
         self._writes: list[PageWrites] = []
+        self._copies: list[StateCopy] = []
 
     def find_room(
         self,
@@ -404,6 +407,8 @@ class StepBuilder:
         shard.occupy(room.context, room.start, room.start + len(token_ids), room.context_tokens)
         if writes is not None:
             self._writes.append(PageWrites(room.shard, room.start, writes))
+        if states is not None:
+            self._copies += states.copies
         return (room.start + np.cumsum(lens) - 1).astype(np.int32)
 
     def read(
@@ -431,7 +436,14 @@ class StepBuilder:
         if not any(shard.runs for shard in self._shards):
             return None
         shards = tuple(shard.plan() for shard in self._shards)
-        return StepPlan(shards, tuple(self._readings), tuple(self._writes), dense_mask, is_mixed=is_mixed)
+        return StepPlan(
+            shards,
+            tuple(self._readings),
+            tuple(self._writes),
+            dense_mask,
+            is_mixed=is_mixed,
+            copies=tuple(self._copies),
+        )
 
 
 def _within_run(start: int, least: int, end: int, alignment: int) -> tuple[int, int]:

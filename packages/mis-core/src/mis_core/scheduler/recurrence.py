@@ -28,16 +28,36 @@ STATES_AT_ONCE = 5
 """Most slots that a request for scores takes at once: three of its query, two of items longer than a step."""
 
 
+MOST_COPIES = 2
+"""Most states that a step copies: those of one query for its items, since one request at a time is spread."""
+
+
+class StateCopy(NamedTuple):
+    """A state that the shards of a spread request get from the one that has it, at the end of a step.
+
+    Attributes:
+        shard: Who has it.
+        slot: Its slot there.
+        copies: By shard that gets it, the slot there.
+    """
+
+    shard: int
+    slot: int
+    copies: dict[int, int]
+
+
 class StateUse(NamedTuple):
     """Slots of states that segments of one context read and write.
 
     Attributes:
         reads: Slot of the state that each starts from, or `EMPTY`, `[segments]`.
         writes: For a single segment: how many of its tokens are before a state that it leaves, and the slot of it.
+        copies: Which states other shards get.
     """
 
     reads: Int32[np.ndarray, " segments"]
     writes: tuple[tuple[int, int], ...] = ()
+    copies: tuple[StateCopy, ...] = ()
 
 
 class PlannedChunks(NamedTuple):

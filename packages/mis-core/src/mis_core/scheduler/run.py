@@ -62,9 +62,8 @@ class Run(NeedsPages, Owner, Protocol):
     def own_pages(self, shard: int) -> int:
         """Return how many pages of a shard are allocated outside its prefix cache's tree."""
 
-    @property
-    def own_states(self) -> int:
-        """Slots for states that are allocated outside its prefix cache's tree."""
+    def own_states(self, shard: int) -> int:
+        """Return how many slots for states of a shard are allocated outside its prefix cache's tree."""
 
     def contribute_query(self, builder: StepBuilder, limit: int) -> int:
         """Add parts of its query to a step; return how many tokens were added, at most `limit`."""

@@ -151,7 +151,8 @@ class Scheduler:
         """Assert that no page is lost."""
         for home in self._homes:
             here = [run for run in self._runs.values() if home in run.homes]
-            home.cache.check(sum(run.own_pages(home.shard) for run in here), sum(run.own_states for run in here))
+            owned = (run.own_pages(home.shard) for run in here), (run.own_states(home.shard) for run in here)
+            home.cache.check(*map(sum, owned))
 
     def _empty_homes(self) -> list[Home]:
         def empty() -> PrefixCache:

@@ -151,12 +151,11 @@ class ScoreRun:
         """Return the most slots for states of a shard that this request will still allocate."""
         if shard not in self._query.shards:
             return 0
-        return self._query.lock.missing_states(shard) + self._paged.missing_states
+        return self._query.lock.missing_states(shard) + self._paged.missing_states(shard)
 
-    @property
-    def own_states(self) -> int:
-        """Slots for states that are allocated outside its prefix cache's tree."""
-        return self._paged.own_states
+    def own_states(self, shard: int) -> int:
+        """Return how many slots for states of a shard are allocated outside its prefix cache's tree."""
+        return self._paged.own_states(shard)
 
     def own_pages(self, shard: int) -> int:
         """Return how many pages of a shard are allocated outside its prefix cache's tree."""
@@ -190,6 +189,7 @@ class ScoreRun:
         self._placements.end_step()
         self._query.is_in_step, self._short.in_step, self._paged.in_step = False, 0, 0
         self._paged.free_retired()
+        self._query.lock.receive()
         if self.is_planned:
             self._query.lock.release()
 
@@ -236,7 +236,7 @@ class ScoreRun:
     def _add(self, builder: StepBuilder, limit: int) -> int:
         if not self._query.lock.match():
             return self._query.add(builder, limit)
-        if self._query.is_in_step and self.choice.algorithm == "prefill_extend":
+        if self._query.lock.expects_states or (self._query.is_in_step and self.choice.algorithm == "prefill_extend"):
             return 0
         most_items = self._most_items - self._items_in_step
         if most_items <= 0:
