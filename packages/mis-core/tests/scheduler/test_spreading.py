@@ -108,6 +108,16 @@ def test_shards_take_turns_at_the_query_of_a_spread_request() -> None:
     assert query[:, [0, 1, 4]].tolist() == [[0, 0, 256], [0, 1, 256], [0, 2, 256], [0, 3, 232]]
 
 
+@pytest.mark.parametrize("items", [1, 5])
+def test_the_last_items_of_a_spread_request_are_computed(items: int) -> None:
+    """Each is longer than the part of the rest that a shard has."""
+    driver = Driver(dataclasses.replace(FOUR, tokens=4096, longest_item=1024))
+    request = request_of(tokens(1, 500), [tokens(2 + n, 1000) for n in range(items)], return_layout=True)
+    (answer,) = driver.run(request)
+    assert_right(request, answer)
+    assert any(plan.exchanged_rows for plan in driver.plans)
+
+
 def test_a_hit_on_one_shard_is_used_there() -> None:
     driver = Driver(FOUR)
     first, second, third = (driver.run(small(1))[0], driver.run(small(2))[0], driver.run(small(1))[0])

@@ -188,7 +188,8 @@ class Scheduler:
     def _plan(self, runs: list[Run], shape: StepShape, dense_mask: bool = False) -> StepPlan | None:
         most = None
         if any(len(run.homes) > 1 for run in runs):  # shards are padded to the fullest, so none takes more of it
-            most = math.ceil(max(self._waiting_tokens(runs)) / STEP_MULTIPLE) * STEP_MULTIPLE
+            fullest = max(*self._waiting_tokens(runs), shape.longest_item)  # an item is on one shard
+            most = math.ceil(fullest / STEP_MULTIPLE) * STEP_MULTIPLE
         builder = StepBuilder(shape, most)
         shares = self._shares(runs, shape)
         added = dict.fromkeys(runs, 0)
