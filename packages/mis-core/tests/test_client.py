@@ -74,6 +74,14 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+async def test_the_engine_reports_its_counts_unasked() -> None:
+    """It is asked in any case, every few seconds, whether it still answers."""
+    config = EngineConfig(model="scripted", watchdog_timeout=4.0)
+    async with EngineClient(config, command=SCRIPTED) as engine:
+        await engine.wait_ready()
+        await until(lambda: "requests" in engine.statistics)
+
+
 async def test_answers_arrive_whole() -> None:
     async with client() as engine:
         assert not engine.ready
@@ -349,6 +357,7 @@ async def test_operations_on_the_engine(tmp_path: Path) -> None:
         await engine.score(request())
         assert await engine.operate("statistics") == {"requests": 1}
         assert await engine.operate("flush_cache") == {"freed_pages": 7}
+        assert engine.statistics == {"requests": 1}
         with pytest.raises(RequestError, match="under way"):
             await engine.operate("start_profile", "taken")
         await engine.operate("start_profile", "folder")

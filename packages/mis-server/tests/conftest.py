@@ -51,6 +51,7 @@ class PretendedEngine:
         self.in_flight = 0
         self.restarts = 0
         self.operations: list[str] = []
+        self.statistics: dict[str, float] = {}
         self.next_ids = [70, 71]
         self.placements: np.ndarray | None = None
 
@@ -97,7 +98,8 @@ class PretendedEngine:
             self.operations.append(action if argument is None else f"{action} {argument}")
             return {"freed_pages": 4} if action == "flush_cache" else {}
         counts = {"steps": 3, "new_tokens": 90, "step_tokens": 128, "waiting_requests": 0}
-        return counts | {"cache_hit_tokens": 5, "cache_missed_tokens": 15, "held_pages": 2, "pages": 8}
+        self.statistics = counts | {"cache_hit_tokens": 5, "cache_missed_tokens": 15, "held_pages": 2, "pages": 8}
+        return self.statistics
 
     async def _hang(self) -> None:
         try:

@@ -41,6 +41,7 @@ class Answering:
 
     def __init__(self, **served: Any) -> None:
         self.info = Ready(vocab_size=1024, context_length=256, **served)
+        self.statistics: dict[str, float] = {}
 
     async def score(self, request: ScoreRequest) -> EngineOutput:
         assert request.item_starts[-1] == len(request.item_tokens)

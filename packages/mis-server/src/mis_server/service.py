@@ -59,7 +59,6 @@ class HttpService:
         )
         self.bodies = BodyBytes(settings.max_body_bytes_under_way, settings.max_body_bytes)
         self.metrics = Metrics()
-        self._statistics: dict[str, float] = {}
 
     async def handle(self, task: Task[ParsedType, Result], request: Request) -> Answered[ParsedType, Result]:
         """Answer an HTTP request of the given task.
@@ -167,10 +166,10 @@ class HttpService:
         """Return the engine's counts, or the last known ones if it does not answer soon."""
         try:
             async with asyncio.timeout(_STATISTICS_S):
-                self._statistics = await self.model.client.operate("statistics")
+                await self.model.client.operate("statistics")
         except (TimeoutError, EngineUnavailable):
             pass
-        self.metrics.engine.update(self._statistics)
+        self.metrics.engine.update(self.model.client.statistics)
         info = self.model.client.info
         self.metrics.engine.front = {
             "up": float(self.model.ready),
@@ -181,7 +180,7 @@ class HttpService:
         }
         if info is not None:
             self.metrics.engine.front["step_budget"] = float(info.summary.get("step_tokens", 0))
-        return self._statistics
+        return self.model.client.statistics
 
 
 def usage_of(usage: Usage) -> ScoreUsage:

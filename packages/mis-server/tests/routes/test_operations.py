@@ -123,15 +123,23 @@ def test_the_model_is_described_with_the_names_of_sglang(connect: Connect, prete
 
 
 def test_load_counts_what_is_under_way(http: httpx.Client, pretended: Any, score_body: Any) -> None:
-    assert http.get("/load").json() == {"server_load": 0, "requests_waiting": 0, "tokens_under_way": 0}
+    nothing = {"server_load": 0, "requests_waiting": 0, "tokens_under_way": 0, "states_used": 0, "states_free": 0}
+    assert http.get("/load").json() == nothing
     pretended.hangs = True
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(http.post, "/v1/score", json=score_body(), headers={"x-request-timeout": "3"})
         assert pretended.started.wait(60)
         pretended.in_flight = 1
-        assert http.get("/load").json() == {"server_load": 1, "requests_waiting": 0, "tokens_under_way": 6}
+        assert http.get("/load").json() == nothing | {"server_load": 1, "tokens_under_way": 6}
         assert waiting.result().status_code == 504
-    assert http.get("/load").json() == {"server_load": 0, "requests_waiting": 0, "tokens_under_way": 0}
+    assert http.get("/load").json() == nothing
+
+
+def test_load_has_the_slots_for_states_last_reported(http: httpx.Client, pretended: Any) -> None:
+    pretended.statistics = {"states": 32, "free_states": 27}
+    pretended.error = EngineUnavailable("nobody may be asked")
+    load = http.get("/load").json()
+    assert (load["states_used"], load["states_free"]) == (5, 27)
 
 
 def samples(http: httpx.Client) -> dict[str, float]:

@@ -39,6 +39,7 @@ class EngineClient:
 
     Attributes:
         info: What the engine said about its model when it was last ready; None before it was ready for the first time.
+        statistics: Its counts as it last reported them, which it is asked for every few seconds.
     """
 
     def __init__(self, config: EngineConfig, *, command: Sequence[str] = ENGINE_COMMAND) -> None:
@@ -52,6 +53,7 @@ class EngineClient:
         self._command = tuple(command)
         self._process: EngineProcess | None = None
         self.info: Ready | None = None
+        self.statistics: dict[str, float] = {}
         self._ids = itertools.count(1)
         self._quarantine = Quarantine()
         self._starts = 0
@@ -124,7 +126,15 @@ class EngineClient:
             EngineUnavailable: the engine is starting or has ended.
             RequestError: `profile_under_way` or `no_profile`.
         """
-        return await self._running().operate(Operate(next(self._ids), action, argument))
+        return await self._operate(self._running(), action, argument)
+
+    async def _operate(
+        self, process: EngineProcess, action: Operation, argument: str | None = None
+    ) -> dict[str, float]:
+        values = await process.operate(Operate(next(self._ids), action, argument))
+        if action == "statistics":
+            self.statistics = values
+        return values
 
     async def _compute(self, message: Score | Generate, reader: Reader | None = None) -> Any:
         async with self._quarantine.watched(message.request):
@@ -198,7 +208,7 @@ class EngineClient:
                 await asyncio.sleep(silence_s / 4)
                 try:
                     async with asyncio.timeout(silence_s):
-                        await process.operate(Operate(next(self._ids), "statistics"))
+                        await self._operate(process, "statistics")
                 except TimeoutError:
                     logger.critical("The engine process did not answer for %g s and is killed.", silence_s)
                     process.kill()

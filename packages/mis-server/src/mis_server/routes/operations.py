@@ -102,11 +102,14 @@ async def model_info(service: ServiceOfApp) -> ModelInfo:
 @router.get("/load")
 async def load(service: ServiceOfApp) -> Load:
     """Return how many requests and tokens are under way; asks neither the engine nor the device."""
-    admission = service.admission
+    admission, reported = service.admission, service.model.client.statistics
+    states, free = (int(reported.get(name, 0)) for name in ("states", "free_states"))
     return Load(
         server_load=admission.requests,
         requests_waiting=service.requests_waiting,
         tokens_under_way=admission.tokens,
+        states_used=states - free,
+        states_free=free,
     )
 
 

@@ -60,11 +60,17 @@ class ModelInfo(BaseModel):
 
 
 class Load(BaseModel):
-    """What is under way: `server_load` counts requests, as vLLM does, and some of them wait to enter the engine."""
+    """What is under way: `server_load` counts requests, as vLLM does, and some of them wait to enter the engine.
+
+    Slots for recurrent states are those that the engine last reported, seconds ago; a model without recurrent layers
+    has none.
+    """
 
     server_load: int
     requests_waiting: int
     tokens_under_way: int
+    states_used: int
+    states_free: int
 
 
 class Flushed(BaseModel):
