@@ -56,7 +56,9 @@ def test_divided_shapes_are_valid_and_no_larger(shape: str, divisor: int) -> Non
     sizes = divided(SHAPES[shape], divisor)
     CheckpointShape.of(**sizes)
     assert len(sizes.get("layer_types", ())) in (0, sizes["num_hidden_layers"])
-    assert all(0 < sizes[name] <= SHAPES[shape][name] for name in sizes if name.startswith(("num_", "hidden", "inter")))
+    assert sizes["num_hidden_layers"] % sizes.get("full_attention_interval", 1) == 0
+    counted = [name for name in sizes if name.startswith(("num_", "hidden", "inter", "linear"))]
+    assert all(0 < sizes[name] <= SHAPES[shape][name] for name in counted)
 
 
 @pytest.mark.parametrize(

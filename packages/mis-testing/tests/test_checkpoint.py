@@ -81,6 +81,12 @@ PUBLISHED_PARAMETERS = {
     "gemma-3-1b": 999_885_952,
     "gemma-3-4b": 3_880_263_168,  # without the image tower, whose models have 4,300,079,472
     "gemma-3-12b": 11_766_034_176,  # likewise; 12,187,325,040
+    # Of the text alone, as transformers counts them.
+    "qwen3.5-0.8b": 752_393_024,
+    "qwen3.5-2b": 1_881_825_088,
+    "qwen3.5-4b": 4_205_751_296,
+    "qwen3.5-9b": 8_953_803_264,
+    "qwen3.5-27b": 26_895_998_464,
 }
 
 

@@ -70,6 +70,11 @@ HEAD_SHAPES: dict[str, HeadShape] = {
     "gemma-3-1b": HeadShape(4, 1, 256),
     "gemma-3-4b": HeadShape(8, 4, 256),
     "gemma-3-12b": HeadShape(16, 8, 256),
+    "qwen3.5-0.8b": HeadShape(8, 2, 256),
+    "qwen3.5-2b": HeadShape(8, 2, 256),
+    "qwen3.5-4b": HeadShape(16, 4, 256),
+    "qwen3.5-9b": HeadShape(16, 4, 256),
+    "qwen3.5-27b": HeadShape(24, 4, 256),
 }
 
 

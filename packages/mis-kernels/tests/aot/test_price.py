@@ -72,13 +72,15 @@ def test_a_sum_over_devices_goes_around_the_ring_twice() -> None:
 
 
 def test_a_kernel_pays_for_its_blocks_and_at_worst_for_its_bytes() -> None:
-    def price(size: int, step: int) -> Range:
-        return price_norm_rope(size, step, kv_heads=8, group=2, head_dim=128, chip=CHIPS["v5e"], hz=1e9)
+    def price(size: int, step: int, *heads: int) -> Range:
+        return price_norm_rope(size, step, HeadShape(*heads or (16, 8, 128)), CHIPS["v5e"], 1e9)
 
     slow = price(4096, 1_000_000)
     assert slow == Range.of(slow.best)
     assert slow.best == pytest.approx(4 * 8 * 1_000_000 / 1e9)
     assert price(512, 300).best == pytest.approx(8 * 150 / 1e9)
+    assert price(512, 300, 8, 2, 256).best == pytest.approx(2 * 300 / 1e9)  # blocks of half as many tokens
+    assert price(512, 300, 32, 8, 64).best == pytest.approx(300 / 1e9)  # and of all heads together
     quick = price(4096, 1)
     assert quick.best < quick.expected < quick.worst == pytest.approx(2 * 4096 * 8 * 4 * 128 * 2 / 0.82e12 / 0.7)
 

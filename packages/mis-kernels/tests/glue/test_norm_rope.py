@@ -13,8 +13,9 @@ from kernel_cases import EMULATED, NEEDS_NATIVE, SMALL, on_host
 from mis_kernels import norm_rope, rotary_tables
 from mis_kernels.backends import ANY_HEADS, choose
 from mis_kernels.backends.tpu.backend import TpuBackend
-from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
+from mis_kernels.backends.tpu.norm_rope import grid_block, tpu_norm_rope
 from mis_kernels.backends.xla.rope import norm_rope as norm_rope_reference
+from mis_kernels.heads import HeadShape, device_head_shapes
 from mis_kernels.target import compiling_for
 from mis_testing.bits import assert_bits_equal
 from mis_testing.grids import part
@@ -73,6 +74,15 @@ def test_the_kernel_equals_plain_xla(point: tuple[tuple[int, int, int], str, boo
     layout, dtype, normed = point
     given = arguments(*layout, dtype, normed)
     assert_same(by_kernel(given, interpret), by_reference(given), dtype)
+
+
+@pytest.mark.parametrize("heads", device_head_shapes(), ids=str)
+def test_blocks_of_every_head_fit_the_smallest_chip(heads: HeadShape) -> None:
+    """With 8 x 256 columns a grid step of 1,024 tokens took 20 MiB; v5e has 16."""
+    block, together = grid_block(2048, heads, item_bytes=2)
+    columns = together * (heads.group + 2) * heads.head_dim
+    assert 2 * block * (2 * 2 * columns + 2 * 4 * heads.head_dim) < 16 * 2**20
+    assert block >= 512
 
 
 @pytest.mark.tpu

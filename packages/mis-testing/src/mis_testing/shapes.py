@@ -275,6 +275,19 @@ _GEMMA3_SMALL: dict[str, Any] = _GEMMA3 | {
     "rope_scaling": None,
     "sliding_window": 512,
 }
+_QWEN3_5: dict[str, Any] = {
+    "vocab_size": 248320,
+    "max_position_embeddings": 262144,
+    "rope_theta": 1e7,
+    "full_attention_interval": 4,
+    "partial_rotary_factor": 0.25,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
+_QWEN3_5_WIDE: dict[str, Any] = _QWEN3_5 | {"linear_num_value_heads": 32}
+_QWEN3_5_WIDEST: dict[str, Any] = _QWEN3_5 | {"linear_num_value_heads": 48}
 
 
 def _gemma3(common: dict[str, Any], hidden: int, layers: int, heads: tuple[int, int, int], mlp: int) -> dict:
@@ -305,6 +318,15 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gemma-3-1b": _gemma3(_GEMMA3_SMALL, 1152, 26, (4, 1, 256), 6912),
     "gemma-3-4b": _gemma3(_GEMMA3, 2560, 34, (8, 4, 256), 10240),
     "gemma-3-12b": _gemma3(_GEMMA3, 3840, 48, (16, 8, 256), 15360),
+    "qwen3.5-0.8b": _published("qwen3_5", 1024, 24, (8, 2, 256), 3584, **_QWEN3_5),
+    "qwen3.5-2b": _published("qwen3_5", 2048, 24, (8, 2, 256), 6144, shards=2, **_QWEN3_5),
+    "qwen3.5-4b": _published("qwen3_5", 2560, 32, (16, 4, 256), 9216, shards=4, **_QWEN3_5_WIDE),
+    "qwen3.5-9b": _published(
+        "qwen3_5", 4096, 32, (16, 4, 256), 12288, shards=8, tie_word_embeddings=False, **_QWEN3_5_WIDE
+    ),
+    "qwen3.5-27b": _published(
+        "qwen3_5", 5120, 64, (24, 4, 256), 17408, shards=16, tie_word_embeddings=False, **_QWEN3_5_WIDEST
+    ),
 }
 """Published sizes by model name: `tiny_checkpoint(path, **SHAPES["qwen3-0.6b"])` writes one with random weights.
 
@@ -318,16 +340,19 @@ _MULTIPLE = 32  # divided widths stay a multiple of this
 def divided(sizes: dict[str, Any], divisor: int) -> dict[str, Any]:
     """Return the sizes of a checkpoint with layers, heads and widths divided.
 
-    The width of a head, the number of query heads for each KV head, and the vocabulary stay.
+    The width of a head, the number of query heads for each KV head, and the vocabulary stay. So do the number of value
+    heads for each key head of recurrent layers, and how many of these come before each layer that attends.
     """
     if divisor == 1:
         return sizes
     heads, kv_heads = sizes["num_attention_heads"], sizes["num_key_value_heads"]
-    fewer, layers = max(1, kv_heads // divisor), max(1, sizes["num_hidden_layers"] // divisor)
+    fewer, block = max(1, kv_heads // divisor), sizes.get("full_attention_interval", 1)
+    layers = block * max(1, sizes["num_hidden_layers"] // (block * divisor))
     kinds = {"layer_types": sizes["layer_types"][:layers]} if "layer_types" in sizes else {}
     return (
         sizes
         | kinds
+        | _divided_recurrence(sizes, divisor)
         | {
             "num_hidden_layers": layers,
             "num_attention_heads": fewer * (heads // kv_heads),
@@ -337,6 +362,14 @@ def divided(sizes: dict[str, Any], divisor: int) -> dict[str, Any]:
             "shards": 1,
         }
     )
+
+
+def _divided_recurrence(sizes: dict[str, Any], divisor: int) -> dict[str, int]:
+    if "linear_num_key_heads" not in sizes:
+        return {}
+    keys, values = sizes["linear_num_key_heads"], sizes["linear_num_value_heads"]
+    fewer = max(1, keys // divisor)
+    return {"linear_num_key_heads": fewer, "linear_num_value_heads": fewer * (values // keys)}
 
 
 def _rounded(width: int, divisor: int) -> int:

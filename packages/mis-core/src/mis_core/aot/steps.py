@@ -114,8 +114,7 @@ def _priced(job: Mapping[str, Any], target: Topology) -> dict[str, Any]:
                 clock_hz=clock,
             )
             stages["attention"] += attention * count
-        sizes_of_heads = {"kv_heads": heads.kv_heads, "group": heads.group, "head_dim": heads.head_dim}
-        norm_rope = price_norm_rope(size, job["norm_rope"], **sizes_of_heads, chip=chip, hz=clock)
+        norm_rope = price_norm_rope(size, job["norm_rope"], heads, chip, clock)
         if not any(ProductSize.read(fields).heads for fields, _ in job["products"].values()):
             stages["norm and RoPE"] += norm_rope * layers
         for stage, seconds in _price_products(job, size, shape, layers, chip, clock).items():

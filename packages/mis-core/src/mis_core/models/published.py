@@ -1,6 +1,8 @@
 """Shapes of published models, for compiling and estimating where there is no checkpoint.
 
 The numbers are those of the models' own `config.json`, Ministral's those of its card; they are read as such a file is.
+Those of Qwen3.5 from 2B on are quoted from these files by others: 4B by a test of MaxText's `qwen3.5-4b.yml`, 27B by
+`scripts/models/qwen3.5-27B.sh` of THUDM/slime.
 """
 
 from collections.abc import Mapping
@@ -47,6 +49,11 @@ _GEMMA3 = _Common(  # the text of a model that also reads images
 )
 
 
+def _qwen3_5(value_heads: int) -> _Common:
+    more = {"linear_num_value_heads": value_heads, "partial_rotary_factor": 0.25}
+    return _Common("Qwen3_5ForCausalLM", 248_320, 262_144, 1e7, 1e-6, more)
+
+
 def _shape(heads: HeadShape, common: _Common, embed: int, mlp: int, layers: int, tied: bool) -> ModelConfig:
     settings: dict[str, Any] = common._asdict()
     more = settings.pop("more")
@@ -87,6 +94,11 @@ _SIZES = {
     "gemma-3-1b": (_GEMMA3_SMALL, 1152, 6912, 26, True),
     "gemma-3-4b": (_GEMMA3, 2560, 10_240, 34, True),
     "gemma-3-12b": (_GEMMA3, 3840, 15_360, 48, True),
+    "qwen3.5-0.8b": (_qwen3_5(16), 1024, 3584, 24, True),
+    "qwen3.5-2b": (_qwen3_5(16), 2048, 6144, 24, True),
+    "qwen3.5-4b": (_qwen3_5(32), 2560, 9216, 32, True),
+    "qwen3.5-9b": (_qwen3_5(32), 4096, 12_288, 32, False),
+    "qwen3.5-27b": (_qwen3_5(48), 5120, 17_408, 64, False),
 }
 
 PUBLISHED: dict[str, ModelConfig] = {name: _shape(HEAD_SHAPES[name], *sizes) for name, sizes in _SIZES.items()}

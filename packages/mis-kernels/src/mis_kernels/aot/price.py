@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from mis_kernels.aot.chips import Chip
 from mis_kernels.aot.programs import (
     PRODUCT_ROWS,
+    STEP_TOKENS,
     AttentionSize,
     HeadSize,
     ProductSize,
@@ -23,7 +24,7 @@ from mis_kernels.aot.schedules import Around, AttentionSchedule, GridSchedule
 from mis_kernels.aot.worker import run_job
 from mis_kernels.backends.tpu.fetch import AHEAD
 from mis_kernels.backends.tpu.head import block_tokens, fits
-from mis_kernels.backends.tpu.norm_rope import BLOCK_TOKENS
+from mis_kernels.backends.tpu.norm_rope import grid_block
 from mis_kernels.backends.tpu.tiles import TpuBlocks
 from mis_kernels.heads import HeadShape
 
@@ -156,15 +157,16 @@ def price_attention(
     return max(map(seconds, tiles, single_pages, rows), key=lambda each: each.expected)
 
 
-def price_norm_rope(size: int, step: int, *, kv_heads: int, group: int, head_dim: int, chip: Chip, hz: float) -> Range:
-    """Return the seconds of one layer's norm and RoPE kernel: a grid step per block of tokens and KV head.
+def price_norm_rope(size: int, step: int, heads: HeadShape, chip: Chip, hz: float) -> Range:
+    """Return the seconds of one layer's norm and RoPE kernel: a grid step per block of tokens and of KV heads.
 
     Blocks of fewer tokens, where a step is not of whole ones, are taken to need their share of a whole one.
 
     At worst all that it reads and writes passes through HBM, and takes longer than the arithmetic.
     """
-    arithmetic = size / BLOCK_TOKENS * kv_heads * step / hz
-    passed = 2 * size * kv_heads * (group + 2) * head_dim * _BYTES / chip.bytes
+    tokens, together = grid_block(STEP_TOKENS, heads, _BYTES)
+    arithmetic = size / tokens * (heads.kv_heads // together) * step / hz
+    passed = 2 * size * heads.kv_heads * (heads.group + 2) * heads.head_dim * _BYTES / chip.bytes
     worst = max(arithmetic, passed * HBM.worst)
     return Range(arithmetic, (arithmetic + max(arithmetic, passed)) / 2, worst)
 

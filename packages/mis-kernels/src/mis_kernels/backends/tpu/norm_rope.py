@@ -14,10 +14,12 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
 from mis_kernels.backends.tpu.fetch import LANES, Ref
+from mis_kernels.heads import HeadShape
 from mis_kernels.target import target
 
-BLOCK_TOKENS = 1024
-_MAX_BLOCK_BYTES = 4 * 2**20
+_BLOCK_TOKENS = 1024
+_MAX_BYTES = 15 * 2**20  # v5e has 16 MiB for a kernel
+_TABLE_BYTES = 4  # of float32
 
 
 def tpu_norm_rope(
@@ -26,9 +28,7 @@ def tpu_norm_rope(
     """Arguments and results as in `mis_kernels.norm_rope`."""
     tokens, kv_heads, parts, dim = qkv.shape
     group = parts - 2
-    # A block's columns fill whole lanes, or are all there are.
-    together = 1 if dim % LANES == 0 else kv_heads
-    block = _block_tokens(tokens, together * parts * dim * qkv.dtype.itemsize)
+    block, together = grid_block(tokens, HeadShape(kv_heads * group, kv_heads, dim), qkv.dtype.itemsize)
 
     def columns(heads: int) -> pl.BlockSpec:
         return pl.BlockSpec((block, together * heads * dim), lambda row, head: (row, head))
@@ -50,11 +50,18 @@ def tpu_norm_rope(
     return tuple(x.reshape(tokens, -1, dim) for x in (q, k, v))
 
 
-def _block_tokens(tokens: int, bytes_per_token: int) -> int:
-    block = BLOCK_TOKENS
-    while tokens % block or block * bytes_per_token > _MAX_BLOCK_BYTES:
+def grid_block(tokens: int, heads: HeadShape, item_bytes: int) -> tuple[int, int]:
+    """Return the tokens and the KV heads of a grid step, whose blocks are in memory twice: one comes, one is computed.
+
+    A block's columns fill whole lanes, or are all there are.
+    """
+    together = 1 if heads.head_dim % LANES == 0 else heads.kv_heads
+    columns = together * (heads.group + 2) * heads.head_dim
+    token_bytes = 2 * (2 * columns * item_bytes + 2 * max(heads.head_dim, LANES) * _TABLE_BYTES)
+    block = _BLOCK_TOKENS
+    while tokens % block or block * token_bytes > _MAX_BYTES:
         block //= 2
-    return block
+    return block, together
 
 
 def swapped(x: Array) -> Array:
