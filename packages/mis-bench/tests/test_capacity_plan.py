@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from mis_bench.capacity.plan import CapacityPlan, DeviceRate, PlanError, PlanRequest
-from mis_bench.capacity.planning import cache_capacity, device_rate, plan
+from mis_bench.capacity.planning import cache_capacity, device_rate, plan, state_capacity
 from mis_bench.cli import main
 from mis_bench.estimate.serving import ServingEstimate
 from mis_bench.workload import build_workload
@@ -147,6 +147,29 @@ def test_a_cache_has_what_the_weights_leave() -> None:
     assert 200_000 < cache_capacity(small, "v6e:1x1", 1, 1) < 30.3e9 / 114_688
     assert cache_capacity(small, "v6e:2x2", 4, 1) == 4 * cache_capacity(small, "v6e:1x1", 1, 1)
     assert cache_capacity(large, "v5e:1x1", 1, 1) < 0
+
+
+def test_states_of_recurrent_layers_have_a_tenth_of_the_memory() -> None:
+    config = PUBLISHED["qwen3.5-0.8b"]
+    free, slot = 0.88 * 34.4e9 - 2 * 751_894_528, 18 * 4 * (16 * 128**2 + 3 * 6144)
+    slots = int(0.1 * free / slot)
+    assert state_capacity(config, "v6e:1x1", 1, 1) == slots
+    assert cache_capacity(config, "v6e:1x1", 1, 1) == int((free - slots * slot) / (6 * 2 * 2 * 256 * 2))
+    assert state_capacity(PUBLISHED["qwen3-0.6b"], "v6e:1x1", 1, 1) == 0
+    found = planned(model="qwen3.5-0.8b")
+    assert (found.state_slots, found.state_bytes) == (slots, slot)
+    assert f"{slots} slots for recurrent states a replica, {slot / 1e6:.1f} MB each" in str(found)
+    assert "recurrent" not in str(planned())
+
+
+def test_queries_are_cached_no_more_than_their_states() -> None:
+    """Two states of a query are kept. A cache of tokens alone would have all of 300 queries."""
+    queries = {"distinct_queries": 300, "zipf": 0, "items_per_day": 1e6, "simulated_requests": 100}
+    slots = state_capacity(PUBLISHED["qwen3.5-0.8b"], "v6e:1x1", 1, 1)
+    found = planned(model="qwen3.5-0.8b", **queries)
+    assert found.replicas == 1
+    assert found.hit_rate == pytest.approx(slots // 2 / 300, abs=0.02)
+    assert planned(model="qwen3-0.6b", cache_tokens=10**6, **queries).hit_rate == pytest.approx(1, abs=0.02)
 
 
 @pytest.mark.parametrize(

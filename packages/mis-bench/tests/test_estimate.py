@@ -96,7 +96,8 @@ def priced(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Mapping[str, Any]]]
         asked.append(requests)
         mlp = Range.of(0.05 if quantization == "int8" else 0.1)
         stages = {"mlp": mlp, "attention": Range(0.2, 0.3, 0.5)}
-        return StepTimes(steps=24, stages=stages, padded_share=0.02, memory_bytes=3 << 30)
+        states = {"state_slots": 126, "state_bytes": 20_000_000} if model.startswith("qwen3.5") else {}
+        return StepTimes(steps=24, stages=stages, padded_share=0.02, memory_bytes=3 << 30, **states)
 
     monkeypatch.setattr("mis_bench.estimate.pricing.find_spec", lambda _: object())
     monkeypatch.setattr("mis_bench.estimate.pricing.price_requests", price)
@@ -123,3 +124,10 @@ def test_products_in_int8_are_priced_as_such(priced: list[Sequence[Mapping[str, 
     done = CliRunner().invoke(main, ["estimate", "--workload", "canonical-2000-500-20", "--quantization", "int8"])
     assert "bfloat16, products in int8, full-vocabulary probabilities" in done.output
     assert "6.25 ms 14.3%  mlp" in done.output
+
+
+def test_slots_for_recurrent_states_are_shown(priced: list[Sequence[Mapping[str, Any]]]) -> None:
+    found = asked(model="qwen3.5-0.8b")
+    assert (found.state_slots, found.state_bytes) == (126, 20_000_000)
+    assert "       126 slots for recurrent states a device, 20.0 MB each" in str(found)
+    assert "recurrent" not in str(asked())

@@ -6,7 +6,7 @@ import pytest
 
 from mis_core.aot.__main__ import DEVICES, MODELS, steps_of
 from mis_core.aot.estimate import product_sizes
-from mis_core.aot.hlo import COPY, HloOperation, read_operations
+from mis_core.aot.hlo import COPY, EXCHANGES, HloOperation, read_operations
 from mis_core.aot.price import price_program, stage_of
 from mis_core.aot.roofline import layer_weights, least_flops
 from mis_core.aot.traffic import plan_requests
@@ -48,7 +48,7 @@ def test_loops_kernels_and_collectives_of_a_program_are_read() -> None:
     }  # what a fusion calls is the fusion's
     assert (found["mul.1"].cycles, found["mul.1"].times) == (100, 27)
     assert (found["kernel.1"].kind, found["kernel.1"].cycles) == ("tpu_custom_call", None)
-    assert [found[name].exchanged for name in ("y.1", "g.1", "r.1")] == [True, True, False]
+    assert [found[name].within for name in ("y.1", "g.1", "r.1")] == [(EXCHANGES,), (EXCHANGES,), ()]
     assert (found["g.1"].bytes, found["g.1"].devices) == (32 * 1024 * 2, 4)
 
 
@@ -72,7 +72,7 @@ def test_a_conditional_is_an_error() -> None:
 
 def test_a_step_pays_for_its_exchanges() -> None:
     chip, program = CHIPS["v6e"], read_operations(PROGRAM)
-    without, twice = (price_program(program, 1e9, chip, exchanges=count) for count in (0, 2))
+    without, twice = (price_program(program, 1e9, chip, lambda within, n=count: n if within else 1) for count in (0, 2))
     copies = 27 * 8192 / chip.bytes / 0.83  # of s.3
     expected = {"mlp": 2700e-9, "embed": 1000e-9, "copies": copies}
     assert {name: seconds.expected for name, seconds in without.items()} == pytest.approx(expected)
@@ -139,7 +139,8 @@ def test_the_roofline_counts_a_canonical_request() -> None:
 def test_the_products_of_a_layer_are_those_of_its_weights(tensor: int) -> None:
     config = PUBLISHED["qwen3-8b"]
     sizes = product_sizes(spread_heads(config, tensor), tensor, "v6e")
-    assert tensor * sum(each.parts * each.depth * each.columns for each in sizes.values()) == layer_weights(config)
+    weights = layer_weights(config, config.layers[0])
+    assert tensor * sum(each.parts * each.depth * each.columns for each in sizes.values()) == weights
     assert [name for name, each in sizes.items() if each.normed] == ["qkv", "gate_up"]
     assert any(each.residual for each in sizes.values()) == (tensor == 1)
 

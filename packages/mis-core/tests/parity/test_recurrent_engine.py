@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 
 from mis_core import Engine
+from mis_core.models.config import read_model_config
+from mis_core.models.layers import kept_elements
+from mis_core.runner.memory import CPU_SLOTS, state_bytes
 from mis_core.scheduler.homes import QueryLock
+from mis_core.scheduler.plan import PAGE_SIZE
 from mis_core.scheduler.recurrence import EMPTY, StateUse
 from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
@@ -108,6 +112,15 @@ def test_a_longer_query_goes_on_from_a_state(engine, oracle) -> None:
     before = engine.statistics()["cache_hit_tokens"]
     check(engine, oracle, query, ITEMS)
     assert engine.statistics()["cache_hit_tokens"] - before == 256
+
+
+def test_memory_is_what_was_planned_for_pages_and_states(engine: Engine, path: Path) -> None:
+    config, memory, counts = read_model_config(path), engine.memory(), engine.statistics()
+    assert memory["states/memory"].bytes + memory["states/inputs"].bytes == counts["states"] * state_bytes(config, 1)
+    of_token = 4 * kept_elements(config.layers, config.attention.head_dim)  # float32
+    pages = memory["cache/keys"].bytes + memory["cache/values"].bytes
+    assert pages == counts["pages"] * PAGE_SIZE * of_token
+    assert (counts["states"], of_token) == (CPU_SLOTS, 4 * 2 * 2 * 2 * 32)  # two of four layers have pages
 
 
 @pytest.mark.full

@@ -120,6 +120,8 @@ class CapacityPlan(PlanRequest):
     padded_share: float = Field(
         description="Part of the rows of steps that is padding while a replica has all it can do, with new queries."
     )
+    state_slots: int = Field(description="Slots for recurrent states of a replica. 0 without recurrent layers.")
+    state_bytes: int = Field(description="Bytes of such a slot.")
     resources: list[Resource] = Field(description="What limits a replica, the tightest first.")
     bottleneck: str
     cost_per_million_items: float | None = Field(description="Cost in the currency of the price. None without a price.")
@@ -128,6 +130,7 @@ class CapacityPlan(PlanRequest):
     def __str__(self) -> str:
         """Return the figures, a line each."""
         cost = self.cost_per_million_items
+        states = f"{self.state_slots:10,} slots for recurrent states a replica, {self.state_bytes / 1e6:.1f} MB each"
         lines = [
             f"{self.items_per_day:,.0f} items a day in {self.hours:g} h: {self.requests_per_second:,.1f} requests/s of "
             f"{self.query} + {self.items} x {self.item_tokens} tokens, {self.model} on {self.topology}",
@@ -139,6 +142,7 @@ class CapacityPlan(PlanRequest):
             *([] if cost is None else [f"{cost:10.4g} for a million items, at {self.price:g} a chip and hour"]),
             f"{self.hit_rate:10.1%} of query tokens cached, which saves {self.hit_rate * self.query_share:.1%} of "
             "the work",
+            *([states] if self.state_slots else []),
             f"{self.padded_share:10.1%} of the rows of full steps are padding, which the device's rate includes",
             "",
             f"Bottleneck: {self.bottleneck}",

@@ -22,6 +22,7 @@ from mis_core.models.layers import kept_elements
 from mis_core.models.parallel import spread_heads
 from mis_core.models.published import PUBLISHED
 from mis_core.runner.buckets import step_shape, token_buckets
+from mis_core.runner.memory import slots_within, state_bytes
 from mis_core.scheduler.plan import LONGEST_ITEM, PAGE_SIZE
 from mis_kernels.aot.chips import CHIPS
 from mis_kernels.aot.targets import TARGETS
@@ -38,6 +39,9 @@ STEP_TOKENS = 4096
 
 VALUE_BYTES = 20
 """Of a score in JSON."""
+
+STATES_OF_QUERY = 2
+"""Recurrent states that are kept of a query: at its end, and before its last page."""
 
 _MEMORY = 0.88  # the part of a device's memory that weights and cache take, as `--mem-fraction-static`
 
@@ -111,11 +115,21 @@ def device_rate(
 
 
 def cache_capacity(config: ModelConfig, topology: str, dp: int, tp: int) -> int:
-    """Return the tokens that fit the memory of a replica's devices beside the weights, in bfloat16."""
-    chip = CHIPS[TARGETS[TOPOLOGIES[topology]].chip]
+    """Return the tokens that fit the memory of a replica's devices beside weights and states, in bfloat16."""
     head_dim = max(config.attention.head_dim, 128)  # narrower heads are padded
     token_bytes = ITEM_BYTES * kept_elements(config.layers, head_dim)
-    return int((_MEMORY * chip.memory * tp - weight_bytes(config)) / token_bytes) * dp
+    free = _free_bytes(config, topology, tp)
+    return int((free - slots_within(free, config, 1) * state_bytes(config, 1)) / token_bytes) * dp
+
+
+def state_capacity(config: ModelConfig, topology: str, dp: int, tp: int) -> int:
+    """Return the slots for recurrent states of a replica's devices; 0: no layer is recurrent."""
+    return slots_within(_free_bytes(config, topology, tp), config, 1) * dp
+
+
+def _free_bytes(config: ModelConfig, topology: str, tp: int) -> float:
+    chip = CHIPS[TARGETS[TOPOLOGIES[topology]].chip]
+    return _MEMORY * chip.memory * tp - weight_bytes(config)
 
 
 def step_room(asked: PlanRequest) -> StepRoom:
@@ -164,6 +178,8 @@ def plan(asked: PlanRequest, device: DeviceRate) -> CapacityPlan:
         hit_rate=load.hit_rate(replicas),
         query_share=load.query_share,
         padded_share=load.padded_share,
+        state_slots=load.state_slots,
+        state_bytes=load.state_bytes,
         resources=resources,
         bottleneck=resources[0].name,
         cost_per_million_items=cost,
@@ -186,6 +202,10 @@ class _Load:
         if self.cache_tokens < pages * PAGE_SIZE:
             most = max(self.cache_tokens, 0)
             raise PlanError(f"A query of {asked.query} tokens does not fit a cache of {most}: see --tp.")
+        self.state_slots = state_capacity(config, asked.topology, asked.dp, asked.tp)
+        self.state_bytes = state_bytes(config, 1)
+        if self.state_slots:  # a query without a state is computed anew
+            self.cache_tokens = min(self.cache_tokens, self.state_slots // STATES_OF_QUERY * pages * PAGE_SIZE)
         self._cached_queries = self.cache_tokens // PAGE_SIZE // pages
         self._shares = zipf_shares(asked.distinct_queries, asked.zipf) if asked.distinct_queries else None
         body = build_workload(f"plan-{asked.query}-{asked.items}-{asked.item_tokens}").request

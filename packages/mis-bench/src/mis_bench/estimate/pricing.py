@@ -85,4 +85,6 @@ def estimate(asked: EstimateRequest) -> ServingEstimate:
         padded_share=times.padded_share,
         memory_bytes=times.memory_bytes,
         memory_limit_bytes=chip.memory,
+        state_slots=times.state_slots,
+        state_bytes=times.state_bytes,
     )

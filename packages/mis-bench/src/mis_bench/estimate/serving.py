@@ -68,12 +68,15 @@ class ServingEstimate(EstimateRequest):
         description="Arguments and temporaries of the largest step on a device, weights and cache included."
     )
     memory_limit_bytes: float
+    state_slots: int = Field(default=0, description="Slots for recurrent states on a device, if layers are recurrent.")
+    state_bytes: int = Field(default=0, description="Bytes of such a slot.")
     assumed: list[str] = Field(default_factory=lambda: list(ASSUMED))
     not_modelled: list[str] = Field(default_factory=lambda: list(NOT_MODELLED))
 
     def __str__(self) -> str:
         """Return the figures, a line each, and the breakdown."""
         memory = f"{self.memory_bytes / 2**20:10,.0f} MiB of {self.memory_limit_bytes / 2**20:,.0f} a device"
+        states = f"{self.state_slots:10,} slots for recurrent states a device, {self.state_bytes / 1e6:.1f} MB each"
         lines = (
             f"{self.workload}, {self.model} on {self.topology}, dp {self.dp}, tp {self.tp}, bfloat16, "
             + ("products in int8, " if self.quantization == "int8" else "")
@@ -86,6 +89,7 @@ class ServingEstimate(EstimateRequest):
             f"{self.milliseconds:10.2f} ms a request",
             f"{self.roofline_share:10.0%} of the roofline in bfloat16, {self.roofline_items_per_second:,.0f} items/s",
             f"{memory}, with weights and cache",
+            *([states] if self.state_slots else []),
             "",
             *(
                 f"{stage.milliseconds:10.2f} ms {stage.share:5.1%}  {stage.name}"

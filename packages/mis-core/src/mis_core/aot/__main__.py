@@ -22,10 +22,12 @@ MODELS = (
 )  # fmt: skip
 DEVICES = {"v5e": 1, "v6e:1x1": 1, "v7x": 1, "v6e:2x2": 4, "v5e:2x4": 8, "v6e:2x4": 8, "v7x:2x2x1": 8}
 OTHERS: dict[str, list[Step]] = {
-    "v6e:1x1": [("smollm2-135m", 1, 1), ("gemma-2-2b", 1, 1)],
+    "v6e:1x1": [("smollm2-135m", 1, 1), ("gemma-2-2b", 1, 1), ("qwen3.5-0.8b", 1, 1), ("qwen3.5-4b", 1, 1)],
     "v6e:2x2": [("llama-3.2-3b", 2, 2)],
-    "v6e:2x4": [("qwen3-8b", 2, 4), ("smollm3-3b", 1, 8), ("ministral-8b", 2, 4)],
-}
+    "v6e:2x4": [
+        ("qwen3-8b", 2, 4), ("smollm3-3b", 1, 8), ("ministral-8b", 2, 4), ("qwen3.5-0.8b", 8, 1), ("qwen3.5-4b", 8, 1),
+    ],
+}  # fmt: skip
 QUICK: dict[str, list[Step]] = {"v6e:2x2": [("qwen3-0.6b", 1, 4), ("gemma-3-1b", 4, 1)]}
 
 _WEIGHTS = 0.5  # of a device's memory at most; cache and temporaries need the rest

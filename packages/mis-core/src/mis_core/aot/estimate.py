@@ -38,12 +38,16 @@ class StepTimes:
         stages: Seconds of all steps, by stage: at best, as expected, at worst.
         padded_share: Part of the steps' rows that is padding.
         memory_bytes: Arguments and temporaries of the largest step on each device, weights and cache included.
+        state_slots: Slots for recurrent states among them; 0: no layer is recurrent.
+        state_bytes: Bytes of such a slot.
     """
 
     steps: int
     stages: dict[str, Range]
     padded_share: float
     memory_bytes: int
+    state_slots: int = 0
+    state_bytes: int = 0
 
     @property
     def seconds(self) -> Range:
@@ -52,7 +56,7 @@ class StepTimes:
 
 
 def product_sizes(spread: ModelConfig, tensor: int, chip: str) -> dict[str, ProductSize]:
-    """Return a layer's products that a kernel makes on each of `tensor` devices of a chip, by name.
+    """Return the layers' products that a kernel makes on each of `tensor` devices of a chip, by name.
 
     The heads of the shape are spread over the devices. XLA makes the products of weights that the kernel does not take.
     """
@@ -67,6 +71,12 @@ def product_sizes(spread: ModelConfig, tensor: int, chip: str) -> dict[str, Prod
         "gate_up": ProductSize(embed, mlp, 2, normed=True, residual=False, gate=spread.family.gate),
         "down": ProductSize(mlp, embed, 1, normed=False, residual=alone),
     }
+    if spread.family.gates_attention:
+        sizes["attention_gate"] = ProductSize(embed, heads, 1, normed=True, residual=False)
+    if (recurrence := spread.recurrence) is not None:
+        values = recurrence.value_heads * recurrence.value_dim // tensor
+        sizes["qkvz"] = ProductSize(embed, recurrence.channels // tensor + values, 1, normed=True, residual=False)
+        sizes["recurrent_out"] = ProductSize(values, embed, 1, normed=False, residual=alone)
     return {name: size for name, size in sizes.items() if fits(size.depth, size.columns)}
 
 
@@ -123,4 +133,4 @@ def price_requests(
         raise RuntimeError("The step was not compiled:\n" + "\n".join(done.stderr.strip().splitlines()[-15:]))
     found = json.loads(done.stdout.strip().splitlines()[-1])
     stages = {name: Range(*seconds) for name, seconds in found["stages"].items()}
-    return StepTimes(found["steps"], stages, found["padded_share"], found["memory_bytes"])
+    return StepTimes(**found | {"stages": stages})

@@ -1,7 +1,8 @@
 """Reads a compiled TPU program: which operations run how often, and the cycles that the compiler expects of each.
 
 The compiler writes its own estimate into the text of every fusion and product. Loops name their trip count, but for
-the one in which devices exchange what goes to pages, which is kept apart. Kernels written in Pallas have no
+those that a step's arrays decide: exchanges of what goes to pages, and chunks of recurrent layers, whose branches these
+decide, too. Such loops and branches are known by their named scopes, and kept apart. Kernels written in Pallas have no
 estimate: they are listed, and priced from their schedules elsewhere. Copies that run beside other operations have
 none either: they are listed with their bytes, and with what runs between their start and where they are waited for.
 """
@@ -11,9 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mis_kernels.aot.program_text import Instruction, callee, computations, known_trips, scope
+from mis_kernels.backends.xla.recurrence import Branches
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _CONSTANT = re.compile(r" constant\((\d+)\)")
+_BRANCHES = re.compile(r"branch_computations=\{%?([\w.\-]+), %?([\w.\-]+)\}")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _ARRAY = r"([a-z]+\d+)\[([\d,]*)\]"
 _COPIES = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
@@ -22,6 +25,12 @@ _UNKNOWN = 1 << 62  # what the compiler writes where it has no estimate
 KERNEL = "tpu_custom_call"
 COPY = "async-copy"
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+
+EXCHANGES, CHUNKS = "write_pages", "chunks"
+"""Scopes of loops whose iterations a step's arrays decide."""
+
+NOT = "not "
+"""Before the name of a branch: it is not taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +43,9 @@ class HloOperation:
         scope: Where it comes from, such as `jit(step)/layers/while/body/mlp/dot_general`; may be empty.
         cycles: Cycles of one execution, None where the compiler has no estimate; of a copy, those of what runs beside
             it, None if a kernel or a loop does.
-        times: How often it runs in one execution of the program, or for each exchange of one.
-        exchanged: Whether it runs for each exchange: the step's arguments say how many there are, 0 for most steps.
+        times: How often it runs in one execution of the program, or of the last of what it is within.
+        within: Loops and branches around it that a step's arrays decide, outermost first: `EXCHANGES`, `CHUNKS`, or a
+            field of `mis_kernels.backends.xla.recurrence.Branches`, after `NOT` where it is the other branch.
         bytes: Of a collective or a copy, the size of its result; otherwise 0.
         devices: Of a collective, how many take part; otherwise 1.
     """
@@ -45,7 +55,7 @@ class HloOperation:
     scope: str
     cycles: int | None
     times: int
-    exchanged: bool = False
+    within: tuple[str, ...] = ()
     bytes: int = 0
     devices: int = 1
 
@@ -54,38 +64,35 @@ def read_operations(text: str) -> list[HloOperation]:
     """Return the operations of a program's text, those in loops with their number of executions.
 
     Raises:
-        ValueError: the text has no entry, a loop does not name its trip count, or there is a conditional.
+        ValueError: the text has no entry, or nothing says how often a loop runs or which branch is taken.
     """
     found, entry = computations(text)
     if entry is None:
         raise ValueError("The text of the program has no entry computation.")
-    return list(_walk(found, entry, 1, exchanged=False))
+    return list(_walk(found, entry, 1, ()))
 
 
 def _walk(
-    computations: dict[str, list[Instruction]], name: str, times: int, *, exchanged: bool
+    computations: dict[str, list[Instruction]], name: str, times: int, within: tuple[str, ...]
 ) -> Iterator[HloOperation]:
     for index, instruction in enumerate(computations[name]):
         line, kind = instruction.line, instruction.kind
-        if kind == "while" and _is_exchange(line):
-            yield from _walk(computations, callee(line, "body"), times, exchanged=True)
-        elif kind == "while":
+        if kind == "while":
             trips = _trips(computations, instruction)
-            yield from _walk(computations, callee(line, "body"), times * trips, exchanged=exchanged)
+            around = within if isinstance(trips, int) else (*within, trips)
+            each = times * trips if isinstance(trips, int) else times
+            yield from _walk(computations, callee(line, "body"), each, around)
         elif kind == "conditional":
-            raise ValueError(f"The conditional {instruction.name} does not say which branch it takes.")
+            for taken, branch in _branches(instruction):
+                yield from _walk(computations, branch, times, (*within, taken))
         elif kind == "call" or (kind == "async-start" and "calls=" in line):
             called = callee(line, "to_apply" if kind == "call" else "calls")
-            yield from _walk(computations, called, times, exchanged=exchanged)
+            yield from _walk(computations, called, times, within)
         elif kind in _COPIES:
             beside = _beside(computations[name], index)
-            yield HloOperation(instruction.name, COPY, scope(line), beside, times, exchanged, _copied(line))
+            yield HloOperation(instruction.name, COPY, scope(line), beside, times, within, _copied(line))
         else:
-            yield from _operation(instruction, times, exchanged=exchanged)
-
-
-def _is_exchange(loop: str) -> bool:
-    return "write_pages" in scope(loop).split("/")
+            yield from _operation(instruction, times, within)
 
 
 def _beside(instructions: list[Instruction], start: int) -> int | None:
@@ -110,19 +117,32 @@ def _copied(line: str) -> int:
     return _size(*results[1]) if len(results) > 1 else 0
 
 
-def _trips(computations: dict[str, list[Instruction]], loop: Instruction) -> int:
-    """Return how often a loop runs: as it says, or the bound that a counter from 0 is compared with."""
+def _trips(computations: dict[str, list[Instruction]], loop: Instruction) -> int | str:
+    """Return how often a loop runs: as it says, or the bound that a counter from 0 is compared with; or its scope."""
     known = known_trips(loop.line)
     if known is not None:
         return known
     condition = computations[callee(loop.line, "condition")]
     bounds = [match.group(1) for each in condition if (match := _CONSTANT.search(each.line))]
-    if len(bounds) != 1 or not any("direction=LT" in each.line for each in condition):
+    if len(bounds) == 1 and any("direction=LT" in each.line for each in condition):
+        return int(bounds[0])
+    scopes = scope(loop.line).split("/")
+    decided = [name for name in (EXCHANGES, CHUNKS) if name in scopes]
+    if not decided:
         raise ValueError(f"The loop {loop.name} does not say how often it runs.")
-    return int(bounds[0])
+    return decided[0]
 
 
-def _operation(instruction: Instruction, times: int, *, exchanged: bool) -> Iterator[HloOperation]:
+def _branches(conditional: Instruction) -> Iterator[tuple[str, str]]:
+    """Yield both branches of a conditional of a recurrent layer's chunk: when it is taken, and its computation."""
+    around = scope(conditional.line).rpartition("/cond")[0].rpartition("/")[2]
+    listed = _BRANCHES.search(conditional.line)
+    if around not in Branches._fields or listed is None:
+        raise ValueError(f"The conditional {conditional.name} does not say which branch it takes.")
+    yield from zip((NOT + around, around), listed.groups(), strict=True)
+
+
+def _operation(instruction: Instruction, times: int, within: tuple[str, ...]) -> Iterator[HloOperation]:
     line, kind = instruction.line, instruction.kind
     target = _TARGET.search(line)
     if target is not None and target.group(1) == KERNEL:
@@ -133,9 +153,9 @@ def _operation(instruction: Instruction, times: int, *, exchanged: bool) -> Iter
     where = scope(line)
     if kind.startswith(COLLECTIVES):
         if not kind.endswith("-done"):
-            yield HloOperation(instruction.name, kind, where, None, times, exchanged, _bytes(line), _devices_of(line))
+            yield HloOperation(instruction.name, kind, where, None, times, within, _bytes(line), _devices_of(line))
         return
-    yield HloOperation(instruction.name, kind, where, known, times, exchanged)
+    yield HloOperation(instruction.name, kind, where, known, times, within)
 
 
 def _bytes(line: str) -> int:

@@ -1,16 +1,19 @@
 """Seconds of a compiled program, by stage of the model: the compiler's cycles, and what devices exchange."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from mis_core.aot.hlo import COPY, HloOperation
+from mis_core.aot.hlo import CHUNKS, COPY, HloOperation
 from mis_kernels.aot.chips import Chip
 from mis_kernels.aot.price import price_copy, price_exchange
 from mis_kernels.aot.ranges import Range
 
 
 def price_program(
-    operations: Iterable[HloOperation], clock_hz: float, chip: Chip, *, exchanges: int = 0
+    operations: Iterable[HloOperation],
+    clock_hz: float,
+    chip: Chip,
+    repeats: Callable[[tuple[str, ...]], int] = lambda within: 0 if within else 1,
 ) -> dict[str, Range]:
     """Price everything but kernels; return seconds by stage.
 
@@ -21,11 +24,12 @@ def price_program(
         operations: Of the program.
         clock_hz: Cycles a second.
         chip: For what devices exchange.
-        exchanges: How many times devices exchange what goes to pages, in every layer.
+        repeats: How often what an operation is within is executed, see `Repeats.of`; default: what a step's arrays
+            decide is not.
     """
     stages: dict[str, Range] = defaultdict(lambda: Range.of(0.0))
     for each in operations:
-        times = each.times * (exchanges if each.exchanged else 1)
+        times = each.times * repeats(each.within)
         if times == 0:
             continue
         if each.kind == COPY:
@@ -34,17 +38,22 @@ def price_program(
         elif each.bytes:
             stages["exchange"] += Range.of(times * price_exchange(each.kind, each.bytes, each.devices, chip))
         elif each.cycles is not None:
-            stages[stage_of(each.scope)] += Range.of(each.cycles * times / clock_hz)
+            stages[stage_of(each.scope, each.within)] += Range.of(each.cycles * times / clock_hz)
     return dict(stages)
 
 
-def stage_of(scope: str) -> str:
-    """Return the stage of an operation from the named scopes it was traced under."""
+def stage_of(scope: str, within: tuple[str, ...] = ()) -> str:
+    """Return the stage of an operation from the named scopes it was traced under, and from what it is within.
+
+    Some operations of a loop have no scope. Of chunks they count as products, as all does around these.
+    """
     parts = scope.split("/")
+    if CHUNKS in (*parts, *within):
+        return f"recurrence, {next((part for part in ('substitution', 'states') if part in parts), 'products')}"
     for stage in ("embed", "write_pages", "label_logits", "log_sum_exp"):
         if stage in parts:
             return stage
-    for stage in ("mlp", "attention"):
+    for stage in ("mlp", "attention", "recurrence"):
         if stage in parts:
-            return "projections and norms" if stage == "attention" else stage
+            return stage if stage == "mlp" else "projections and norms"
     return "rest"

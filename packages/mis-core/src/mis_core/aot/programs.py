@@ -17,6 +17,7 @@ from mis_core.models.layers import kept_elements, windows_of
 from mis_core.models.parallel import DATA, PRODUCTS, TENSOR, backend_for, partition, placement, spread_heads
 from mis_core.runner.arrays import step_arrays
 from mis_core.runner.buckets import PAIRS
+from mis_core.runner.memory import slots_within, state_bytes
 from mis_core.runner.reads import make_reads
 from mis_core.runner.sampling import SAMPLED_ROWS, DrawArrays
 from mis_core.runner.step import BY_PAGE, BY_SLOT, Cache, cache_shape, decode, make_step
@@ -29,7 +30,6 @@ from mis_kernels.backends import Backend
 from mis_kernels.quantized import QuantizedWeight, block_of
 
 _MOST_PAGES = 2048
-_SLOTS = 32  # for states of recurrent layers
 _USED = 0.75  # of a device's memory, by weights and cache; temporaries need the rest
 
 
@@ -42,6 +42,7 @@ def compile_step(
     dtype: str = "bfloat16",
     quantization: str = "none",
     pages: int = 1024,
+    slots: int = 32,
     backend: Backend | None = None,
 ) -> jax.stages.Compiled:
     """Compile the step that a plan needs, as the runner would on these devices.
@@ -57,6 +58,7 @@ def compile_step(
         dtype: Type of weights and activations.
         quantization: `int8`: of the layers' products; `none`.
         pages: Pages of the KV cache on each device along `DATA`.
+        slots: Slots for states there, if layers are recurrent.
         backend: Who computes; default: the first that fits, as the runner chooses.
     """
     spread, backend, graph, abstract = _abstract_model(config, mesh, dtype, quantization, backend)
@@ -67,11 +69,11 @@ def compile_step(
     by_page: Any = on_mesh(cache_shape(spread, mesh.shape[DATA], pages, backend), backend.storage_dtype, BY_PAGE)
     states = None
     if config.recurrence is not None:
-        slots = config.recurrent_layers * _SLOTS * mesh.shape[DATA]
-        empty = jax.eval_shape(partial(RecurrentStates.zeros, slots, config.recurrence))
+        on_all = config.recurrent_layers * slots * mesh.shape[DATA]
+        empty = jax.eval_shape(partial(RecurrentStates.zeros, on_all, config.recurrence))
         states = jax.tree.map(lambda x, spec: on_mesh(x.shape, x.dtype, spec), empty, BY_SLOT)
     cache = Cache((by_page, by_page), states)  # of shapes
-    step = make_step(graph, abstract, mesh, pages, backend, slots=0 if states is None else _SLOTS)
+    step = make_step(graph, abstract, mesh, pages, backend, slots=slots)
     tokens, scored = (SLOTS, SLOTS) if plan.is_decoding else (shape.tokens, min(shape.scored, shape.tokens))
     is_recurrent = states is not None
     arrays = step_arrays(backend, shape, plan, tokens, scored, windows_of(config.layers), is_recurrent=is_recurrent)
@@ -143,9 +145,18 @@ def compile_vocabulary_reads(
 def cache_pages(config: ModelConfig, chip: str, backend: Backend, tensor: int) -> int:
     """Return the pages of a cache as a server has it on each device, up to `_MOST_PAGES`: small ones would fit VMEM."""
     spread = spread_heads(config, tensor)
-    room = _USED * CHIPS[chip].memory - weight_bytes(config) / tensor
+    room = _room(config, chip, tensor) - cache_slots(config, chip, tensor) * state_bytes(config, tensor)
     page = ITEM_BYTES * PAGE_SIZE * kept_elements(spread.layers, backend.cache_head_dim) // tensor
     return min(int(room / page), _MOST_PAGES)
+
+
+def cache_slots(config: ModelConfig, chip: str, tensor: int) -> int:
+    """Return the slots for states of recurrent layers that a server has on each device."""
+    return slots_within(_room(config, chip, tensor), config, tensor)
+
+
+def _room(config: ModelConfig, chip: str, tensor: int) -> float:
+    return _USED * CHIPS[chip].memory - weight_bytes(config) / tensor
 
 
 def topology_mesh(target: Topology, data: int, tensor: int) -> Mesh:

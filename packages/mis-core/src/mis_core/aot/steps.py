@@ -17,14 +17,16 @@ import numpy as np
 
 from mis_core.aot.hlo import KERNEL, HloOperation, read_operations
 from mis_core.aot.price import price_program
-from mis_core.aot.programs import cache_pages, compile_head, compile_step, topology_mesh
+from mis_core.aot.programs import cache_pages, cache_slots, compile_head, compile_step, topology_mesh
+from mis_core.aot.repeats import Repeats
 from mis_core.aot.traffic import plan_requests
 from mis_core.models.config import ModelConfig
-from mis_core.models.layers import windows_of
+from mis_core.models.layers import attention_layers, windows_of
 from mis_core.models.parallel import backend_for, spread_heads
 from mis_core.models.published import PUBLISHED
 from mis_core.runner.arrays import StepArrays, step_arrays
 from mis_core.runner.buckets import PAIRS, step_shape, token_buckets
+from mis_core.runner.memory import state_bytes
 from mis_core.runner.read_plan import ReadPlan
 from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape, longest_item
 from mis_kernels.aot.chips import CHIPS, Chip
@@ -67,7 +69,8 @@ def _priced(job: Mapping[str, Any], target: Topology) -> dict[str, Any]:
     on = topology_mesh(target, data, tensor)
     spread = spread_heads(config, tensor)
     backend = backend_for(spread, jnp.dtype("bfloat16"), on)
-    shape, pages, plans = _plan(job["requests"], job["step_tokens"], backend, data)
+    slots = cache_slots(config, target.chip, tensor)
+    shape, pages, plans = _plan(job["requests"], job["step_tokens"], backend, data, slots)
     sizes = [next(size for size in token_buckets(shape.tokens) if size >= plan.rows) for plan in plans]
     programs = {
         (plan.is_mixed, size): _read(
@@ -78,13 +81,14 @@ def _priced(job: Mapping[str, Any], target: Topology) -> dict[str, Any]:
                 dataclasses.replace(shape.room(plan.is_mixed), tokens=size),
                 quantization=job["quantization"],
                 pages=max(pages, cache_pages(config, target.chip, backend, tensor)),
+                slots=slots,
             )
         )
         for (_, size), plan in {(plan.is_mixed, size): plan for plan, size in zip(plans, sizes, strict=True)}.items()
     }
     chip, clock = CHIPS[target.chip], target.clock_ghz * 1e9
     assert isinstance(backend, TpuBackend), "code is made for a TPU"
-    heads, layers = spread.attention.on_device(tensor), len(config.layers)
+    heads, layers = spread.attention.on_device(tensor), len(attention_layers(config.layers))
     attends = {False: (backend, schedule_of(job["attention"]))}
     attends[True] = (backend.for_mixed_steps(), schedule_of(job["mixed_attention"]))
     head = [
@@ -93,11 +97,10 @@ def _priced(job: Mapping[str, Any], target: Topology) -> dict[str, Any]:
     stages: dict[str, Range] = defaultdict(lambda: Range.of(0.0))
     for plan, size in zip(plans, sizes, strict=True):
         room, (layout, schedule) = shape.room(plan.is_mixed), attends[plan.is_mixed]
-        arrays = step_arrays(backend, room, plan, size, min(size, room.scored), windows_of(config.layers))
-        exchanges = int(arrays.exchanges[0])
-        for stage, seconds in price_program(
-            programs[plan.is_mixed, size].operations, clock, chip, exchanges=exchanges
-        ).items():
+        scored, windows, is_recurrent = min(size, room.scored), windows_of(config.layers), config.recurrence is not None
+        arrays = step_arrays(backend, room, plan, size, scored, windows, is_recurrent=is_recurrent)
+        operations = programs[plan.is_mixed, size].operations
+        for stage, seconds in price_program(operations, clock, chip, Repeats(arrays).of).items():
             stages[stage] += seconds
         rows = [shard.rows for shard in plan.shards]
         for tiles, count in _tiles_of_layers(arrays.segments.tiles, config):
@@ -117,7 +120,7 @@ def _priced(job: Mapping[str, Any], target: Topology) -> dict[str, Any]:
         norm_rope = price_norm_rope(size, job["norm_rope"], heads, chip, clock)
         if not any(ProductSize.read(fields).heads for fields, _ in job["products"].values()):
             stages["norm and RoPE"] += norm_rope * layers
-        for stage, seconds in _price_products(job, size, shape, layers, chip, clock).items():
+        for stage, seconds in _price_products(job, size, shape, config, chip, clock).items():
             stages[stage] += seconds
         written = price_page_writes(_written_tokens(arrays), heads.kv_heads, heads.head_dim, chip)
         stages["write_pages"] += written * layers
@@ -132,19 +135,24 @@ def _priced(job: Mapping[str, Any], target: Topology) -> dict[str, Any]:
         "stages": {name: dataclasses.astuple(seconds) for name, seconds in stages.items()},
         "padded_share": 1 - sum(plan.new_tokens for plan in plans) / sum(size * data for size in sizes),
         "memory_bytes": sum(largest.memory_bytes),
+        "state_slots": slots,
+        "state_bytes": state_bytes(config, tensor),
     }
 
 
 def _price_products(
-    job: Mapping[str, Any], size: int, shape: StepShape, layers: int, chip: Chip, clock: float
+    job: Mapping[str, Any], size: int, shape: StepShape, config: ModelConfig, chip: Chip, clock: float
 ) -> dict[str, Range]:
     """Return the seconds of a step's products with quantised weights; the last layer makes most for a few rows."""
     stages: dict[str, Range] = defaultdict(lambda: Range.of(0.0))
+    attending = len(attention_layers(config.layers))
     for name, (fields, described) in job["products"].items():
         product, schedules = ProductSize.read(fields), [grid_schedule_of(each) for each in described]
-        last = size if name == "qkv" else min(size, shape.scored)
+        is_of_mlp, is_recurrent = name in ("gate_up", "down"), name in ("qkvz", "recurrent_out")
+        layers = len(config.layers) if is_of_mlp else config.recurrent_layers if is_recurrent else attending
+        last = size if is_recurrent or name == "qkv" else min(size, shape.scored)
         all_rows, few = (price_product(schedules, rows, product, chip=chip, clock_hz=clock) for rows in (size, last))
-        stages["projections and norms" if name in ("qkv", "out") else "mlp"] += all_rows * (layers - 1) + few
+        stages["mlp" if is_of_mlp else "projections and norms"] += all_rows * (layers - 1) + few
     return dict(stages)
 
 
@@ -160,7 +168,7 @@ def _price_head(
 
 
 def _plan(
-    requests: list[Mapping[str, Any]], step_tokens: int, backend: Backend, shards: int
+    requests: list[Mapping[str, Any]], step_tokens: int, backend: Backend, shards: int, slots: int
 ) -> tuple[StepShape, int, list[StepPlan]]:
     """Return the room of a step, the pages of the cache on each device, and the steps of all requests."""
     longest = max(len(body["query"]) + max(map(len, body["items"])) for body in requests)
@@ -169,21 +177,26 @@ def _plan(
         backend, step_tokens, pages_per_context=context_pages, shards=shards, longest_item=longest_item(step_tokens)
     )
     pages = (len(requests) + 2) * context_pages
-    return shape, pages, plan_requests(requests, shape, pages)
+    return shape, pages, plan_requests(requests, shape, pages, slots)
 
 
 def _read(compiled: jax.stages.Compiled) -> StepProgram:
     memory, text = compiled.memory_analysis(), compiled.as_text()
     assert memory is not None, "the TPU compiler reports memory"
     assert text is not None, "the TPU compiler writes its program"
-    return StepProgram(read_operations(text), (memory.argument_size_in_bytes, memory.temp_size_in_bytes))
+    operations = read_operations(text)
+    for each in operations:
+        if each.kind == KERNEL and "gated_delta_tpu" in each.scope.split("/"):
+            raise ValueError(f"The kernel {each.name} of recurrent layers has no price.")
+    return StepProgram(operations, (memory.argument_size_in_bytes, memory.temp_size_in_bytes))
 
 
 def _tiles_of_layers(tiles: TpuTiles, config: ModelConfig) -> Iterator[tuple[TpuTiles, int]]:
     """Yield the tiles of each window, stacked by device, and how many layers visit them."""
-    windows, layers = windows_of(config.layers), Counter(layer.window for layer in config.layers)
+    attending = attention_layers(config.layers)
+    windows, layers = windows_of(attending), Counter(layer.window for layer in attending)
     if not windows:
-        yield tiles, len(config.layers)
+        yield tiles, len(attending)
     for number, window in enumerate(windows):
         yield jax.tree.map(lambda x, number=number: x[:, number], tiles), layers[window]
 

@@ -15,15 +15,18 @@ from mis_core.tasks.score.task import parse_score_request
 _LIMITS = Limits(context_length=1 << 20, vocab_size=1 << 20)
 
 
-def plan_requests(requests: Sequence[Mapping[str, Any]], shape: StepShape, pages: int) -> list[StepPlan]:
+def plan_requests(
+    requests: Sequence[Mapping[str, Any]], shape: StepShape, pages: int, slots: int = 0
+) -> list[StepPlan]:
     """Plan requests that arrive together until all are answered.
 
     Args:
         requests: Bodies of `POST /v1/score`, of token ids.
         shape: Room of a step.
         pages: Pages of the KV cache.
+        slots: Slots for states; 0: no layer is recurrent.
     """
-    scheduler = Scheduler(shape, pages=pages, layout=Layout())
+    scheduler = Scheduler(shape, pages=pages, layout=Layout(), states=slots)
     for number, body in enumerate(requests):
         scheduler.submit(number, parse_score_request(body, None, _LIMITS).request)
     plans, answered = [], 0

@@ -7,7 +7,7 @@ from functools import partial
 
 import jax.numpy as jnp
 
-from mis_core.aot.programs import cache_pages, compile_step, compile_vocabulary_reads, topology_mesh
+from mis_core.aot.programs import cache_pages, cache_slots, compile_step, compile_vocabulary_reads, topology_mesh
 from mis_core.aot.roofline import weight_bytes
 from mis_core.models.parallel import backend_for, spread_heads
 from mis_core.models.published import PUBLISHED
@@ -36,17 +36,18 @@ def compile_one(
         shape = step_shape(
             backend, TOKENS, pages_per_context=CONTEXT_PAGES, shards=data, longest_item=longest_item(TOKENS)
         )
-        pages = cache_pages(config, target.chip, backend, tensor)
+        pages, slots = cache_pages(config, target.chip, backend, tensor), cache_slots(config, target.chip, tensor)
         room = shape.room(is_mixed)
         context = min(CONTEXT, room.pages_per_context * PAGE_SIZE)
         plan = empty_decode_step(shape) if decodes else full_step(room, context, ITEM, is_mixed=is_mixed)
-        compiled = compile_step(config, on, plan, room, pages=pages)
+        compiled = compile_step(config, on, plan, room, pages=pages, slots=slots)
     memory = compiled.memory_analysis()
     assert memory is not None, "the TPU compiler reports memory"
     line = (
         f"{topology:8} {model:14} dp {data} tp {tensor}  {time.perf_counter() - began:5.1f} s  per chip: "
         f"arguments {memory.argument_size_in_bytes / 2**20:.0f} MiB, "
         f"temporaries {memory.temp_size_in_bytes / 2**20:.0f} MiB, {pages * PAGE_SIZE:,} tokens in the cache"
+        f"{f', {slots} states' if slots else ''}"
         f"{', decoding' if decodes else ''}{', mixed' if is_mixed else ''}"
     )
     if tensor == 1 and memory.temp_size_in_bytes > weight_bytes(config) / 2:

@@ -103,9 +103,20 @@ def state_slots(engine: EngineConfig, config: ModelConfig) -> int:
     if config.recurrence is None:
         return 0
     free = free_bytes(engine.mem_fraction_static)
-    if free is None:
-        return CPU_SLOTS
-    return min(max(int(STATE_SHARE * free / state_bytes(config, engine.tp_size)), LEAST_SLOTS), MOST_SLOTS)
+    return CPU_SLOTS if free is None else slots_within(free, config, engine.tp_size)
+
+
+def slots_within(free: float, config: ModelConfig, devices: int) -> int:
+    """Return how many slots for states a device gets of the bytes that weights leave. 0: no layer is recurrent.
+
+    Args:
+        free: Bytes that weights leave on it.
+        config: The model's shape.
+        devices: How many share a state.
+    """
+    if config.recurrence is None:
+        return 0
+    return min(max(int(STATE_SHARE * free / state_bytes(config, devices)), LEAST_SLOTS), MOST_SLOTS)
 
 
 def cache_pages(engine: EngineConfig, config: ModelConfig, mesh: Mesh, budget: int, slots: int = 0) -> tuple[int, int]:

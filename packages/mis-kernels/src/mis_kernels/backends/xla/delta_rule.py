@@ -59,7 +59,8 @@ def read_and_solve(
 
     known, rate = fade_from_start * of_memory[:, rows:], rate.T[:, :, None]
     system = jnp.tril(overlaps[:, rows:] * fade * rate, -1)
-    values = _solve(system, rate * (v - known))
+    with jax.named_scope("substitution"):
+        values = _solve(system, rate * (v - known))
     found = fade_from_start * of_memory[:, :rows] + _product("hij,hjv->hiv", overlaps[:, :rows] * fade, values)
     keys = both[:, rows:] * fade[:, -1, :, None]
     return found.swapaxes(0, 1), Learnt(keys, values, fade_from_start[:, -1:])

@@ -6,6 +6,7 @@ rows, their number and the state before them.
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,33 @@ from mis_kernels.storage import from_bits, to_bits
 
 NARROW = CHUNK // 2
 """Rows that are computed for a chunk of no more; items are often that short."""
+
+
+class Branches(NamedTuple):
+    """Which branches of the loop each chunk takes, `[chunks]`. Scopes in a compiled program have the same names.
+
+    Attributes:
+        narrow: It has at most `NARROW` rows.
+        kept: The state after it is needed.
+        stored: That state goes to a slot.
+        unmoved_32: From its first row on there are `NARROW` rows in the array.
+        unmoved_64: There are `CHUNK` rows.
+    """
+
+    narrow: Array
+    kept: Array
+    stored: Array
+    unmoved_32: Array
+    unmoved_64: Array
+
+    @classmethod
+    def of(cls, chunks: Chunks, tokens: int, slots: int) -> Self:
+        """Return the branches of chunks in an array of so many rows, with so many slots."""
+        rows, lens, reads, writes = map(jnp.asarray, chunks[:4])
+        stored = writes < slots
+        carried = jnp.concatenate([reads[1:] == CARRIED, jnp.zeros(1, bool)])
+        unmoved = (rows <= max(tokens, CHUNK) - size for size in (NARROW, CHUNK))
+        return cls(lens <= NARROW, stored | carried, stored, *unmoved)
 
 
 def gated_delta(
@@ -36,12 +64,13 @@ def gated_delta(
     inputs, decay, rate = (jnp.pad(x, ((0, lacking), (0, 0))) for x in (to_bits(inputs), decay, rate))
     kernel = kernel.T
     rows, lens, reads, writes, count = map(jnp.asarray, chunks)
-    is_stored = writes < slots
-    is_kept = is_stored | jnp.concatenate([reads[1:] == CARRIED, jnp.zeros(1, bool)])
+    branches = Branches.of(chunks, tokens, slots)
 
     def compute(number: Array, carry: tuple[Array, RecurrentStates, RecurrentStates]) -> tuple:
         out, states, left = carry
-        start = jax.tree.map(lambda stored, left: _start(stored, left, reads[number]), states, left)
+        takes: Branches = jax.tree.map(lambda taken: taken[number], branches)
+        with jax.named_scope("states"):
+            start = jax.tree.map(lambda stored, left: _start(stored, left, reads[number]), states, left)
         window = partial(_Window, rows[number], lens[number], len(inputs))
 
         def one_chunk(size: int) -> tuple[Array, Learnt, Array]:
@@ -55,18 +84,22 @@ def gated_delta(
             last = lax.dynamic_slice_in_dim(joined, lens[number], shape.taps - 1)
             return found.swapaxes(0, 1), Learnt(keys, values, learnt.fade), last
 
-        found, learnt, last = lax.cond(lens[number] <= NARROW, partial(one_chunk, NARROW), partial(one_chunk, CHUNK))
-        left = lax.cond(
-            is_kept[number], lambda: RecurrentStates(forget_and_learn(start.memory, learnt), last), lambda: start
-        )
+        with jax.named_scope("narrow"):
+            found, learnt, last = lax.cond(takes.narrow, partial(one_chunk, NARROW), partial(one_chunk, CHUNK))
+        with jax.named_scope("kept"):
+            left = lax.cond(
+                takes.kept, lambda: RecurrentStates(forget_and_learn(start.memory, learnt), last), lambda: start
+            )
         # In place as long as the slots pass through nothing else: XLA copies them for a conditional that also reads.
         store = partial(_stored, left, writes[number])
-        states = lax.cond(is_stored[number], store, lambda states: states, states)
+        with jax.named_scope("states"), jax.named_scope("stored"):
+            states = lax.cond(takes.stored, store, lambda states: states, states)
         return window(CHUNK).write(out, found), states, left
 
     nothing = jnp.zeros((len(inputs), shape.value_heads, shape.value_dim), jnp.float32)
     left = jax.tree.map(lambda stored: jnp.zeros(stored.shape[1:], stored.dtype), states)
-    out, states, _ = lax.fori_loop(0, count, compute, (nothing, states, left))
+    with jax.named_scope("chunks"):
+        out, states, _ = lax.fori_loop(0, count, compute, (nothing, states, left))
     return out[:tokens], states
 
 
@@ -101,7 +134,8 @@ class _Window:
         def roll() -> Array:
             return lax.dynamic_slice_in_dim(jnp.concatenate([rows(), rows()]), first, self.size)
 
-        return lax.cond(self.shift == 0, rows, roll)
+        with jax.named_scope(f"unmoved_{self.size}"):
+            return lax.cond(self.shift == 0, rows, roll)
 
 
 def _start(stored: Array, left: Array, read: Array) -> Array:
