@@ -40,6 +40,7 @@ def programs() -> Iterator[Program]:
     import test_tiles
     import test_tpu_products
     import test_tpu_projection
+    import test_tpu_recurrence
 
     from tpu_cases import arrays, backend_of, lay_out_case
 
@@ -74,6 +75,9 @@ def programs() -> Iterator[Program]:
     turns = test_tpu_projection.turns_of(96, heads)[:-1]
     yield project, (test_tpu_projection.rows_of(96), test_tpu_projection.stack(heads), *turns)
 
+    for shape in (test_tpu_recurrence.SHAPE, *test_tpu_recurrence.SHAPES):
+        yield test_tpu_recurrence.program(shape)
+
     def write(pages: Array, new: Array, writes: Array) -> Array:
         segments = dataclasses.replace(test_pages.step(test_pages.TPU), page_writes=writes)
         return write_pages(pages, new, segments, test_pages.TPU)
@@ -86,7 +90,8 @@ def programs() -> Iterator[Program]:
 
 
 def main(tests: Path) -> None:
-    sys.path[:0] = [str(folder) for folder in (tests, tests / "support", tests / "attention", tests / "glue")]
+    folders = (tests / name for name in ("support", "attention", "glue", "recurrence"))
+    sys.path[:0] = [str(folder) for folder in (tests, *folders)]
     target = TARGETS["v6e:1x1"]
     on, count = NamedSharding(mesh(target, 1), P()), 0
     for function, arguments in programs():

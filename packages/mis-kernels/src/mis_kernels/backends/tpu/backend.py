@@ -13,6 +13,7 @@ from mis_kernels.backends.tpu.attention import tpu_attention
 from mis_kernels.backends.tpu.fetch import LANES
 from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
 from mis_kernels.backends.tpu.pages import write_pages, write_rows
+from mis_kernels.backends.tpu.recurrence import tpu_gated_delta
 from mis_kernels.backends.tpu.tiles import TpuBlocks, block_sizes, build_tpu_tiles, tile_capacity
 from mis_kernels.backends.tpu.weights import KernelWeight
 from mis_kernels.backends.xla.backend import XlaBackend
@@ -107,6 +108,7 @@ class TpuBackend(XlaBackend):
     attend = staticmethod(tpu_attention)
     write_pages = staticmethod(write_pages)
     write_rows = staticmethod(write_rows)
+    gated_delta = staticmethod(tpu_gated_delta)
     norm_rope = staticmethod(tpu_norm_rope)
 
 
