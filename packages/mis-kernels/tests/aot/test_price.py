@@ -9,6 +9,7 @@ from mis_kernels.aot.price import (
     price_attention,
     price_copy,
     price_exchange,
+    price_gated_delta,
     price_log_sum_exp,
     price_norm_rope,
     price_page_writes,
@@ -22,6 +23,7 @@ from mis_kernels.backends.tpu.head import block_tokens
 from mis_kernels.backends.tpu.products import ProductSizes
 from mis_kernels.backends.tpu.tiles import TpuBlocks
 from mis_kernels.heads import HeadShape
+from mis_kernels.recurrence import RecurrentShape
 
 SCHEDULE = AttentionSchedule(
     tiles={"full": 100_000, "limited": 200_000, "masked": 300_000, "near": 50_000, "anew": 900_000},
@@ -132,3 +134,18 @@ def test_a_projection_pays_for_its_rotation_tables() -> None:
     assert both[0] - both[1] == pytest.approx(2 * 2 * 4 * 4096 * 128 / chip.bytes)
     assert ProductSize.read(json.loads(json.dumps(size))) == size
     assert ProductSize.read(json.loads(json.dumps(apart))) == apart
+
+
+def test_a_recurrent_layer_pays_for_blocks_for_states_and_for_fetching_them() -> None:
+    schedules = [GridSchedule(4000, 400, Around(50, 150)), GridSchedule(800, 200, Around(50, 150))]
+    shape, chip = RecurrentShape(16, 32, 128, 128, 4), CHIPS["v6e"]
+
+    def price(blocks: int, kept: int, fetched: int) -> Range:
+        counts = {"blocks": blocks, "kept": kept, "fetched": fetched}
+        return price_gated_delta(schedules, **counts, shape=shape, heads=4, chip=chip, clock_hz=1e9)
+
+    assert price(10, 0, 0).best == pytest.approx(8 * 10 * 4050 / 1e9)
+    assert price(10, 0, 0).expected == pytest.approx(8 * 10 * (4000 + 200 + 100) / 1e9)
+    assert price(10, 3, 0).worst == pytest.approx(8 * (10 * 4550 + 3 * 1000) / 1e9)
+    fetched = price(10, 3, 2).best - price(10, 3, 0).best
+    assert fetched == pytest.approx(8 * 2 * (0.3e-6 + 4 * 4 * 128 * 128 / chip.bytes))

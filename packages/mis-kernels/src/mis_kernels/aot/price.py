@@ -27,6 +27,7 @@ from mis_kernels.backends.tpu.head import block_tokens, fits
 from mis_kernels.backends.tpu.norm_rope import grid_block
 from mis_kernels.backends.tpu.tiles import TpuBlocks
 from mis_kernels.heads import HeadShape
+from mis_kernels.recurrence import RecurrentShape
 
 TILE_KINDS = ("full", "limited", "masked", "near")
 
@@ -46,6 +47,7 @@ LAUNCH = Range(0.0, 10e-6, 25e-6)
 _WIRED = 0.5  # of a chip's links, in slices of one host
 _BYTES = 2  # of bfloat16
 _TABLE_BYTES = 4  # of float32
+_STATE_BYTES = 4
 
 
 class KernelSchedules(NamedTuple):
@@ -204,6 +206,37 @@ def price_product(
     during = price_grid_step(schedules[-1], moved + weight, chip, clock_hz)
     block = first * steps + (other * (steps - 1) + during) * (blocks - 1)
     return (_arrival(weight, chip) + block) * groups
+
+
+def price_gated_delta(
+    schedules: Sequence[GridSchedule],
+    blocks: int,
+    kept: int,
+    fetched: int,
+    *,
+    shape: RecurrentShape,
+    heads: int,
+    chip: Chip,
+    clock_hz: float,
+) -> Range:
+    """Return the seconds of one recurrent layer: of blocks one after the other, for some value heads at a time.
+
+    Args:
+        schedules: Of a block of one or two chunks, and of the state after a chunk.
+        blocks: How many there are.
+        kept: Chunks whose state is carried or stored.
+        fetched: How often a state is fetched from a slot, for which blocks wait.
+        shape: Of the layer.
+        heads: Value heads of a grid step.
+        chip: Whose memory states come from.
+        clock_hz: Cycles a second.
+    """
+    block, state = schedules
+    cycles = Range.of(block.body) + BUSY * block.busy + _around(block.around)
+    after = Range.of(state.body) + BUSY * state.busy
+    memory = _STATE_BYTES * heads * shape.key_dim * shape.value_dim
+    step = (cycles * blocks + after * kept) * (1 / clock_hz) + _arrival(memory, chip) * fetched
+    return step * (shape.value_heads // heads)
 
 
 def price_grid_step(schedule: GridSchedule, num_bytes: float, chip: Chip, clock_hz: float) -> Range:
