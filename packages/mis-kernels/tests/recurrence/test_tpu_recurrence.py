@@ -26,7 +26,7 @@ SHAPES = [
     RecurrentShape(1, 1, 128, 128, 4),
     RecurrentShape(5, 5, 128, 128, 2),
     RecurrentShape(8, 8, 128, 128, 4),
-    RecurrentShape(2, 6, 128, 128, 4),
+    RecurrentShape(3, 3, 128, 128, 3),
 ]
 BACKEND = TpuBackend(ANY_HEADS, "float32", SMALL)
 LIMIT = rounding("float32", terms=CHUNK + SHAPE.key_dim, chained=4)

@@ -48,7 +48,7 @@ class BlockRows(NamedTuple):
     rate: Sequence[Array]
 
 
-class Learnt(NamedTuple):
+class LearntRows(NamedTuple):
     """What a chunk changes about memory.
 
     Attributes:
@@ -62,7 +62,9 @@ class Learnt(NamedTuple):
     to_end: Array
 
 
-def read_and_solve(rows: BlockRows, memory: Sequence[Array], is_one: Array, unit: int) -> tuple[list[Array], Learnt]:
+def read_and_solve(
+    rows: BlockRows, memory: Sequence[Array], is_one: Array, unit: int
+) -> tuple[list[Array], LearntRows]:
     """Return what each row reads, and what the chunk learns: `forget_and_learn` makes the state after it of that.
 
     Args:
@@ -93,10 +95,10 @@ def read_and_solve(rows: BlockRows, memory: Sequence[Array], is_one: Array, unit
     values = _packed_products(inverse, right, unit)
     within = _packed_products(overlaps[:CHUNK] * fade, values, unit)
     out = [start * found[:CHUNK] + own for start, found, own in zip(from_start, of_memory, within, strict=True)]
-    return out, Learnt(values, from_start, fade[-1:])
+    return out, LearntRows(values, from_start, fade[-1:])
 
 
-def forget_and_learn(memory: Sequence[Array], keys: Sequence[Array], learnt: Learnt, unit: int) -> list[Array]:
+def forget_and_learn(memory: Sequence[Array], keys: Sequence[Array], learnt: LearntRows, unit: int) -> list[Array]:
     """Return the state of each head after a chunk, whose rows have these keys."""
     after: list[Array] = []
     for first, last in _runs(len(memory), unit // LANES):

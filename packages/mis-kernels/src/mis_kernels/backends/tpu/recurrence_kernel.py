@@ -14,7 +14,7 @@ from jaxtyping import Array
 
 from mis_kernels.backends.tpu.delta_rule import WINDOW, BlockRows, forget_and_learn, read_and_solve
 from mis_kernels.backends.tpu.fetch import LANES, Ref
-from mis_kernels.backends.tpu.windows import Part, Window, Windows
+from mis_kernels.backends.tpu.windows import HeadInputs, RowWindow, WindowPair
 from mis_kernels.recurrence import CARRIED, EMPTY, RecurrentShape
 
 _NO_SLOT = -1
@@ -76,7 +76,7 @@ def gated_delta_kernel(
     chunks = _Chunks(rows, lens, reads, writes, count, sizes.slots)
     states = _States((memory, inputs), (memory_here, inputs_here), copied, sizes)
     parts = [
-        Part(ref, taps, slice(index * LANES, (index + 1) * LANES))
+        HeadInputs(ref, taps, slice(index * LANES, (index + 1) * LANES))
         for ref, taps, number in ((q, q_taps, sizes.keys), (k, k_taps, sizes.keys), (v, v_taps, sizes.heads))
         for index in range(number)
     ]
@@ -90,7 +90,7 @@ def gated_delta_kernel(
         pl.when(is_fetched)(lambda: states.fetch(read))
         start = jnp.where(read == EMPTY, _ZEROS, jnp.where(read == CARRIED, _LEFT, _SLOT))
         last = chunks.last_beside(number)
-        windows = Windows(parts, joined, *chunks.windows(number, last, tokens=q.shape[0]), is_one=last == number)
+        windows = WindowPair(parts, joined, *chunks.windows(number, last, tokens=q.shape[0]), is_one=last == number)
         _compute_block(windows, states, start, rates, out, is_kept, sizes)
         pl.when(is_stored)(lambda: states.begin_to_store(write))
         held = jnp.where(read >= 0, read, held)
@@ -125,12 +125,12 @@ class _Chunks(NamedTuple):
         are_kept = self.is_kept(number) | self.is_kept(after)
         return jnp.where(is_short & is_alike & ~are_kept, after, number)
 
-    def windows(self, number: Array, last: Array, tokens: int) -> tuple[Window, Window]:
+    def windows(self, number: Array, last: Array, tokens: int) -> tuple[RowWindow, RowWindow]:
         """Return the windows of a chunk, or of two."""
         first, length, is_one = self.rows[number], self.lens[number], last == number
         return (
-            Window.at(first, jnp.minimum(length, WINDOW), tokens),
-            Window.at(
+            RowWindow.at(first, jnp.minimum(length, WINDOW), tokens),
+            RowWindow.at(
                 jnp.where(is_one, first + WINDOW, self.rows[last]),
                 jnp.where(is_one, jnp.maximum(length - WINDOW, 0), self.lens[last]),
                 tokens,
@@ -179,7 +179,7 @@ class _States:
 
 
 def _compute_block(
-    windows: Windows, states: _States, start: Array, rates: Ref, out: Ref, is_kept: Array, sizes: KernelSizes
+    windows: WindowPair, states: _States, start: Array, rates: Ref, out: Ref, is_kept: Array, sizes: KernelSizes
 ) -> None:
     """Compute two windows, of one chunk or of two that start from the same state; keep the state after the first."""
     heads, keys = sizes.heads, sizes.keys

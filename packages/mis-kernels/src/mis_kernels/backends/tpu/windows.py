@@ -26,7 +26,7 @@ SCRATCH_ROWS = _BEFORE + FETCHED + WINDOW
 """Rows of scratch memory for a window: one may begin at the last row that is fetched."""
 
 
-class Part(NamedTuple):
+class HeadInputs(NamedTuple):
     """The inputs of one head's queries, keys or values.
 
     Attributes:
@@ -40,7 +40,7 @@ class Part(NamedTuple):
     lanes: slice
 
 
-class Window(NamedTuple):
+class RowWindow(NamedTuple):
     """Where rows begin, how many there are, and from which row on they are fetched."""
 
     first: Array
@@ -60,10 +60,16 @@ class Window(NamedTuple):
         return _BEFORE + self.first - self.fetched
 
 
-class Windows:
-    """Two windows: the halves of one chunk, or two short ones."""
+class WindowPair:
+    """Two windows: the halves of one chunk, or two short chunks.
 
-    def __init__(self, parts: Sequence[Part], joined: Ref, first: Window, second: Window, *, is_one: Array) -> None:
+    Attributes:
+        is_one: Whether they are those of one chunk.
+    """
+
+    def __init__(
+        self, parts: Sequence[HeadInputs], joined: Ref, first: RowWindow, second: RowWindow, *, is_one: Array
+    ) -> None:
         self.parts, self.joined, self.both, self.is_one = parts, joined, (first, second), is_one
         row = lax.broadcasted_iota(jnp.int32, (CHUNK, 1), 0)
         self._is_used = row < jnp.where(row < WINDOW, first.length, WINDOW + second.length)
@@ -80,7 +86,7 @@ class Windows:
         """
         return [self._mixed(number, part, before.at[start]) for number, part in enumerate(self.parts)]
 
-    def _mixed(self, number: int, part: Part, before: Ref) -> Array:
+    def _mixed(self, number: int, part: HeadInputs, before: Ref) -> Array:
         taps, lanes = part.taps.shape[0], slice(number * LANES, (number + 1) * LANES)
         found = []
         for index, window in enumerate(self.both):
