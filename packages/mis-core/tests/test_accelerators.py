@@ -278,11 +278,12 @@ def test_the_cache_lies_on_the_device_in_the_models_type(engine: Engine) -> None
     [
         *((family, {}) for family in ("qwen2", "llama", "mistral", "smollm3", "gemma2", "gemma3")),
         ("ministral", {"sliding_window": 40}),
+        ("qwen3_5", {"linear_key_head_dim": 128, "linear_value_head_dim": 128}),  # as wide as kernels take heads
     ],
 )
 def test_other_families_agree_with_transformers(family: str, sizes: dict, device: Callable, tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path / "model", family, **sizes)
-    with device(), Engine.from_pretrained(path, max_total_tokens=CACHE_TOKENS, **UNWARMED) as engine:
+    with device(), Engine.from_pretrained(path, max_total_tokens=2 * CACHE_TOKENS, **UNWARMED) as engine:
         found = softmax(engine, QUERY, ITEMS)
     expected = PointwiseOracle(path, "bfloat16").score([QUERY + item for item in ITEMS], LABELS, apply_softmax=True)
     assert_scores_close(found, expected, "bfloat16")
