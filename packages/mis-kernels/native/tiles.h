@@ -52,8 +52,9 @@ class Buffer {
   size_t size_ = 0;
 };
 
-// Transposes 16 rows of 16 words of 32 bits, read at `rows`, into 16 consecutive vectors at `out`.
-inline void transpose_words(const uint16_t* const rows[16], uint16_t* out) {
+// Transposes 16 rows of 16 words of 32 bits, read at `rows`, into 16 vectors at `out`, `step` numbers apart.
+template <typename Number>
+void transpose_words(const Number* const rows[16], Number* out, int64_t step = 64 / sizeof(Number)) {
   __m512i r[16], t[16];
   for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_si512(rows[i]);
   for (int i = 0; i < 8; ++i) {
@@ -74,7 +75,7 @@ inline void transpose_words(const uint16_t* const rows[16], uint16_t* out) {
     t[4 + i] = _mm512_shuffle_i32x4(c, d, 0x88);
     t[12 + i] = _mm512_shuffle_i32x4(c, d, 0xdd);
   }
-  for (int i = 0; i < 16; ++i) _mm512_store_si512(out + 32 * i, t[i]);
+  for (int i = 0; i < 16; ++i) _mm512_store_si512(out + step * i, t[i]);
 }
 
 // Keys and values of one tile in the order in which the tile registers take their second operand.

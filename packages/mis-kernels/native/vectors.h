@@ -21,6 +21,25 @@ inline __m512 exp2_of(__m512 x) {
   return _mm512_scalef_ps(y, whole);
 }
 
+// exp(x), off by two units of the last place at most; 0 or infinity where that is too small or too large for float32.
+// x is a whole number of times ln 2, which is given in two parts, and a rest; the polynomial for that is Cephes' (expf).
+inline __m512 exp_of(__m512 x) {
+  const __m512 limit = _mm512_set1_ps(128.0f);
+  x = _mm512_max_ps(_mm512_set1_ps(-128.0f), _mm512_min_ps(limit, x));
+  const __m512 power = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f));
+  const __m512 whole = _mm512_roundscale_ps(power, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  __m512 rest = _mm512_fmadd_ps(whole, _mm512_set1_ps(-0.693359375f), x);
+  rest = _mm512_fmadd_ps(whole, _mm512_set1_ps(2.12194440e-4f), rest);
+  __m512 y = _mm512_set1_ps(1.9875691500e-4f);
+  y = _mm512_fmadd_ps(y, rest, _mm512_set1_ps(1.3981999507e-3f));
+  y = _mm512_fmadd_ps(y, rest, _mm512_set1_ps(8.3334519073e-3f));
+  y = _mm512_fmadd_ps(y, rest, _mm512_set1_ps(4.1665795894e-2f));
+  y = _mm512_fmadd_ps(y, rest, _mm512_set1_ps(1.6666665459e-1f));
+  y = _mm512_fmadd_ps(y, rest, _mm512_set1_ps(5.0000001201e-1f));
+  y = _mm512_fmadd_ps(y, _mm512_mul_ps(rest, rest), _mm512_add_ps(rest, _mm512_set1_ps(1.0f)));
+  return _mm512_scalef_ps(y, whole);
+}
+
 // x / (1 + exp(-x)).
 inline __m512 silu(__m512 x) {
   const __m512 power = exp2_of(_mm512_mul_ps(x, _mm512_set1_ps(-1.44269504f)));

@@ -42,9 +42,9 @@ def gated_delta(
     Raises:
         ValueError: shapes do not fit together; names the argument.
 
-    Numerics: computes in f32. With `xla` on CPU, what a chunk gives has bits that depend on its own rows, their number
-    and the state before it, and on nothing else: a sequence that is parted after a multiple of `CHUNK` rows keeps its
-    bits, wherever its rows lie.
+    Numerics: computes in f32. On CPUs, with `native` and with `xla`, what a chunk gives has bits that depend on its own
+    rows, their number and the state before it, and on nothing else: a sequence that is parted after a multiple of
+    `CHUNK` rows keeps its bits, wherever its rows lie.
     """
     lists = {f"chunks.{name}": (getattr(chunks, name), chunks.rows.shape) for name in ("lens", "reads", "writes")}
     lists["chunks.count"] = chunks.count, ()

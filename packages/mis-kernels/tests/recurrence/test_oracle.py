@@ -4,8 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernel_cases import on_host
+from kernel_cases import ON_CPU, on_host
 from mis_kernels import EMPTY, RecurrentShape, RecurrentStates, gated_delta
+from mis_kernels.backends import ANY_HEADS, choose
 from mis_testing.grids import part
 from mis_testing.tolerances import rounding
 from recurrent_cases import (
@@ -26,6 +27,7 @@ from recurrent_cases import (
 TOKENS, SLOT, TARGET = 256, 2, 4
 LENGTHS = (1, 2, 3, 4, 20, 32, 33, 63, 64, 65, 96, 97, 128, 200)
 GRID = [(length, rule, read) for length in LENGTHS for rule in ("recurrent", "chunk") for read in (EMPTY, SLOT)]
+GROUPED, OF_0_8B = RecurrentShape(3, 9, 16, 48, 2), RecurrentShape(16, 16, 128, 128, 4)
 
 
 def assert_is_transformers(
@@ -47,12 +49,13 @@ def assert_is_transformers(
     assert not found[first + length :].any()
 
 
+@pytest.mark.parametrize("backend", ON_CPU)
 @pytest.mark.parametrize("point", part(GRID))
-def test_equals_transformers(point: tuple[int, str, int]) -> None:
+def test_equals_transformers(point: tuple[int, str, int], backend: str) -> None:
     length, rule, read = point
     # Its chunks take differences of sums of logarithms, and so lose digits where decays are strong.
     rows = rows_of(length, strongest=1 if rule == "chunk" else 20)
-    assert_is_transformers(rows, rule, read)
+    assert_is_transformers(rows, rule, read, backend)
 
 
 @pytest.mark.parametrize("read", [EMPTY, SLOT])
@@ -60,67 +63,81 @@ def test_the_reference_equals_transformers(read: int) -> None:
     assert_is_transformers(rows_of(70), "recurrent", read, "reference")
 
 
+@pytest.mark.parametrize("backend", ON_CPU)
 @pytest.mark.parametrize(
     "shape",
     [
         RecurrentShape(1, 1, 128, 128, 4),
-        RecurrentShape(3, 9, 16, 48, 2),
-        pytest.param(RecurrentShape(16, 16, 128, 128, 4), marks=pytest.mark.full),
-        pytest.param(RecurrentShape(16, 32, 128, 128, 4), marks=pytest.mark.full),
+        GROUPED,
+        pytest.param(OF_0_8B, marks=pytest.mark.full),
+        pytest.param(OF_0_8B._replace(value_heads=32), marks=pytest.mark.full),
+        pytest.param(RecurrentShape(1, 2, 32, 16, 1), marks=pytest.mark.full, id="no row before a row's own"),
+        pytest.param(RecurrentShape(1, 2, 32, 16, 9), marks=pytest.mark.full, id="more taps than rows of a chunk"),
+        pytest.param(RecurrentShape(1, 2, 24, 8, 4), marks=pytest.mark.full, id="no whole vectors"),
     ],
 )
-def test_layers_of_other_shapes_equal_transformers(shape: RecurrentShape) -> None:
-    assert_is_transformers(rows_of(130, shape), read=SLOT, shape=shape)
+def test_layers_of_other_shapes_equal_transformers(shape: RecurrentShape, backend: str) -> None:
+    assert_is_transformers(rows_of(130, shape), read=SLOT, shape=shape, backend=backend)
 
 
+@pytest.mark.parametrize("backend", ON_CPU)
 @pytest.mark.parametrize(
     "decay", [0.0, -1e30, *(pytest.param(n, marks=pytest.mark.full) for n in (-1e-4, -1.0, -20.0, -90.0))]
 )
-def test_decays_of_any_size(decay: float) -> None:
-    assert_is_transformers(rows_of(150, decay=decay), read=SLOT)
+def test_decays_of_any_size(decay: float, backend: str) -> None:
+    assert_is_transformers(rows_of(150, decay=decay), read=SLOT, backend=backend)
 
 
-def test_memory_that_is_lost_at_once() -> None:
+@pytest.mark.parametrize("backend", ON_CPU)
+def test_memory_that_is_lost_at_once(backend: str) -> None:
     """The log of a decay that is nothing is minus infinity; transformers' chunks give NaN of it."""
     rows = rows_of(150)
     rows.decay[::7] = -np.inf
-    assert_is_transformers(rows, read=SLOT)
+    assert_is_transformers(rows, read=SLOT, backend=backend)
 
 
-def test_what_follows_a_strong_decay_keeps_its_digits() -> None:
+@pytest.mark.parametrize("backend", ON_CPU)
+def test_what_follows_a_strong_decay_keeps_its_digits(backend: str) -> None:
     rows = rows_of(128, decay=-1e-3)
     rows.decay[3::64] = -100
-    assert_is_transformers(rows)
+    assert_is_transformers(rows, backend=backend)
 
 
+@pytest.mark.parametrize("backend", ON_CPU)
 @pytest.mark.parametrize("rate", [1.0, 0.999, 0.5])
-def test_one_token_again_and_again(rate: float) -> None:
+def test_one_token_again_and_again(rate: float, backend: str) -> None:
     """All keys are equal, nothing fades: the inverse is small, but powers of the system's matrix are not."""
     rows = rows_of(200, decay=0.0)
     rows.inputs[:] = rows.inputs[0]
     rows.rate[:] = rate
-    assert_is_transformers(rows, read=SLOT)
+    assert_is_transformers(rows, read=SLOT, backend=backend)
 
 
 @pytest.mark.full
-def test_a_text_of_5000_tokens_keeps_its_digits() -> None:
+@pytest.mark.parametrize("backend", ON_CPU)
+@pytest.mark.parametrize("repeated", [False, True], ids=["other tokens", "one token"])
+def test_a_text_of_5000_tokens_keeps_its_digits(repeated: bool, backend: str) -> None:
     rows = rows_of(5000, decay=-1e-4)
+    if repeated:
+        rows.inputs[:] = rows.inputs[0]
     states = RecurrentStates.zeros(1, SHAPE)
     with on_host():
         chunks = listed(segment(0, 5000, EMPTY, 0), room=80)
-        found, after = apply(*map(jnp.asarray, rows), kernel_of(), states, chunks, shape=SHAPE)
+        chosen = choose(ANY_HEADS, "bfloat16", backend)
+        found, after = apply(*map(jnp.asarray, rows), kernel_of(), states, chunks, shape=SHAPE, backend=chosen)
     wanted = expected(rows, rule="chunk")  # the other rounds memory 5,000 times
     assert_close(np.asarray(found), wanted.found)
     assert_close(np.asarray(after.memory[0]), wanted.memory)
 
 
-def test_rows_in_bfloat16_are_computed_in_float32() -> None:
+@pytest.mark.parametrize("backend", ON_CPU)
+def test_rows_in_bfloat16_are_computed_in_float32(backend: str) -> None:
     rows = rows_of(100)
     rounded = jnp.asarray(rows.inputs, jnp.bfloat16)
     with on_host():
         found, _ = apply(
             rounded, jnp.asarray(rows.decay), jnp.asarray(rows.rate), kernel_of(), states_of(),
-            listed(segment(0, 100)), shape=SHAPE,
+            listed(segment(0, 100)), shape=SHAPE, backend=backend,
         )  # fmt: skip
     wanted = expected(rows._replace(inputs=np.asarray(rounded, np.float32))).found
     assert found.dtype == jnp.float32

@@ -12,6 +12,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as oracle
 
 from kernel_cases import on_host
 from mis_kernels import CARRIED, CHUNK, EMPTY, NOWHERE, Chunks, RecurrentShape, RecurrentStates, gated_delta
+from mis_kernels.backends import ANY_HEADS, choose
 from mis_testing.tolerances import rounding
 
 SHAPE = RecurrentShape(key_heads=2, value_heads=4, key_dim=32, value_dim=16, taps=4)
@@ -86,11 +87,20 @@ def computed(
     rows: Rows, entries: Sequence[Entry], states: RecurrentStates | None = None, backend: str = "xla",
     shape: RecurrentShape = SHAPE,
 ) -> tuple[np.ndarray, RecurrentStates]:  # fmt: skip
-    """Return what the operation gives, in host memory."""
+    """Return what the operation gives, in host memory.
+
+    Args:
+        rows: Of the step, in float32, which a backend for models in bfloat16 takes, too.
+        entries: Chunks.
+        states: Slots; default: `states_of`.
+        backend: Name of who computes.
+        shape: Of the layer.
+    """
     states = states_of(shape) if states is None else states
     with on_host():
+        chosen = choose(ANY_HEADS, "bfloat16", backend)
         found, states = apply(
-            *map(jnp.asarray, rows), kernel_of(shape), states, listed(entries), shape=shape, backend=backend
+            *map(jnp.asarray, rows), kernel_of(shape), states, listed(entries), shape=shape, backend=chosen
         )
     return np.asarray(found), RecurrentStates(*map(np.asarray, states))
 

@@ -5,7 +5,7 @@ import numpy as np
 from jaxtyping import Array, Float32, Shaped
 
 from mis_kernels.backends.laid_out import LaidOut, StepLimits
-from mis_kernels.backends.native import calls, int8, library, packed
+from mis_kernels.backends.native import calls, int8, library, packed, recurrence
 from mis_kernels.backends.native.packed import PackedWeight
 from mis_kernels.backends.xla.backend import XlaCpuBackend
 from mis_kernels.heads import HeadShape
@@ -24,7 +24,7 @@ class NativeInt8Backend(XlaCpuBackend):
 
 
 class NativeProductsBackend(XlaCpuBackend):
-    """Native products and norms; attention of heads that the native kernel does not take is XLA's."""
+    """Native products, norms and recurrence; attention of heads that the native kernel does not take is XLA's."""
 
     name = "native_products"
     fastest_dtype = "bfloat16"
@@ -65,6 +65,7 @@ class NativeProductsBackend(XlaCpuBackend):
     pack_quantized = staticmethod(int8.pack)
     rms_norm = staticmethod(calls.rms_norm)
     norm_rope = staticmethod(calls.norm_rope)
+    gated_delta = staticmethod(recurrence.gated_delta)
 
 
 class NativeBackend(NativeProductsBackend):

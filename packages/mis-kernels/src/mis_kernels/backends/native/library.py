@@ -19,7 +19,7 @@ import jax
 LIBRARY = "lib/native.so"  # in a folder of its own: beside modules, it would pass for one
 FUNCTIONS = (
     *("mis_segment_attention", "mis_packed_linear", "mis_rms_norm", "mis_norm_rope"),
-    *("mis_quantize_rows", "mis_int8_product", "mis_logits"),
+    *("mis_quantize_rows", "mis_int8_product", "mis_logits", "mis_gated_delta"),
 )
 LEVELS = {
     "SSE4_2": {"sse4_2"},
