@@ -106,9 +106,7 @@ def test_answers_match_in_a_hybrid_that_also_reads_images(tmp_path: Path) -> Non
         ("qwen3_5", True),
     ],
 )
-def test_answers_match_in_every_family_and_with_added_tokens(
-    tmp_path: Path, family: str, reads_images: bool
-) -> None:
+def test_answers_match_in_every_family_and_with_added_tokens(tmp_path: Path, family: str, reads_images: bool) -> None:
     from mis_core import Engine
 
     grown = pointer_package(tmp_path, family, grows=True, reads_images=reads_images, delimiters="add")
