@@ -108,7 +108,7 @@ PER_COMMIT = [
     ("body", "form"),
     [
         pytest.param(*case, marks=() if case in PER_COMMIT else pytest.mark.full)
-        for case in itertools.product(BODIES, FORMS)
+        for case in (*itertools.product(BODIES, FORMS), ("gemma3, within", "saved"))
     ],
 )
 def test_answers_are_those_of_the_head(tmp_path: Path, body: str, form: str) -> None:
