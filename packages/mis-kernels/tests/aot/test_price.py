@@ -136,7 +136,7 @@ def test_a_projection_pays_for_its_rotation_tables() -> None:
     assert ProductSize.read(json.loads(json.dumps(apart))) == apart
 
 
-def test_a_recurrent_layer_pays_for_blocks_for_states_and_for_fetching_them() -> None:
+def test_a_recurrent_layer_pays_for_blocks_states_and_fetches() -> None:
     schedules = [GridSchedule(4000, 400, Around(50, 150)), GridSchedule(800, 200, Around(50, 150))]
     shape, chip = RecurrentShape(16, 32, 128, 128, 4), CHIPS["v6e"]
 
