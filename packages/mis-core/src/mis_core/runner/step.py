@@ -96,7 +96,7 @@ def make_step(
         `[devices * scored, embed]`, final-normed.
     """
     devices, attends = mesh.shape[DATA], "dense" if dense_mask else backend
-    cut: Any = Cache((BY_PAGE, BY_PAGE), BY_SLOT if slots else None)  # type: ignore[arg-type]
+    partitions: Any = Cache((BY_PAGE, BY_PAGE), BY_SLOT if slots else None)  # type: ignore[arg-type]
 
     def step(weights: Any, cache: Cache, arrays: StepArrays) -> tuple[Array, Cache]:
         decoder: Decoder = nnx.merge(graph, weights)
@@ -162,7 +162,7 @@ def make_step(
     return jax.shard_map(
         step,
         mesh=mesh,
-        in_specs=(weight_partitions(weights), cut, P(DATA)),
+        in_specs=(weight_partitions(weights), partitions, P(DATA)),
         out_specs=(P(DATA), cut),
         check_vma=False,  # loops carry values that start out the same everywhere
     )
