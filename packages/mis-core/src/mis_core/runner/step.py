@@ -163,6 +163,6 @@ def make_step(
         step,
         mesh=mesh,
         in_specs=(weight_partitions(weights), partitions, P(DATA)),
-        out_specs=(P(DATA), cut),
+        out_specs=(P(DATA), partitions),
         check_vma=False,  # loops carry values that start out the same everywhere
     )
