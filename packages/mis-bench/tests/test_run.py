@@ -115,7 +115,7 @@ def test_kept_tokens_of_a_cold_case_are_told(bench: Bench, fakes: Fakes) -> None
     done = bench(*PROBE)
     cold, warm = done.summary.rows
     assert cold.status == "warn"
-    assert "up to 7 kept query tokens" in cold.reasons[0]
+    assert "up to 7 cached query tokens" in cold.reasons[0]
     assert warm.status == "ok"
     assert done.status == 0
 
@@ -292,7 +292,7 @@ def test_other_hardware_is_not_comparable(bench: Bench, fakes: Fakes) -> None:
     elsewhere = bench(*PROBE, "--baseline", str(before.folder), "--hardware", "TPU v6e-1")
     assert elsewhere.status == 2
     assert "not comparable: measured on TPU v6e-1, and then on" in elsewhere.said
-    assert "compares with this run." in elsewhere.said
+    assert "can be compared with this run." in elsewhere.said
     assert "REGRESSION" not in elsewhere.said
 
 
@@ -348,7 +348,7 @@ def test_checkpoints_are_identified_by_shape_and_not_by_path(
     other = checkpoint_factory(num_hidden_layers=3)
     after = bench(*PROBE, "--model", str(other), "--baseline", str(before.folder))
     assert after.status == 2
-    assert "model is another by its configuration and weights' index" in after.said
+    assert "model differs in its configuration and weights' index" in after.said
 
 
 def test_a_comparison_shows_commits_and_versions_that_are_others(bench: Bench, fakes: Fakes) -> None:

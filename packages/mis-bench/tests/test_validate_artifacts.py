@@ -136,7 +136,7 @@ def test_a_folder_of_the_old_format_is_checked_without_manifest(folder: Path) ->
 @pytest.mark.parametrize("file", [PLAN, SUMMARY])
 def test_files_of_two_formats_disagree(folder: Path, file: str) -> None:
     made_before(folder, file)
-    assert "does not go with" in checked(folder).stdout
+    assert "does not match" in checked(folder).stdout
 
 
 def test_an_interrupted_run_is_called_so_and_is_readable(folder: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def of_validation() -> Iterator[Damage]:
             "validation.json: models.0.gates has no ",
         )
     yield Damage("a gate twice", _model(lambda m: m["gates"].append(m["gates"][0])), "twice")
-    yield Damage("a gate of another name", _model(lambda m: m["gates"][0].update(name="x")), "which is no gate")
+    yield Damage("a gate of another name", _model(lambda m: m["gates"][0].update(name="x")), "which is not a gate")
     for index in (0, 10, 11, 14, 17, 23):
         yield Damage(
             f"edited limit of gate {index}", _model(lambda m, i=index: m["gates"][i].update(threshold=0.5)),
@@ -42,9 +42,7 @@ def of_validation() -> Iterator[Damage]:
     yield Damage(
         "a timed request less", _model(lambda m: m["timings"][0]["multi_ms"].pop()), "were to be timed 3 times"
     )
-    yield Damage(
-        "no model", edited("validation.json", lambda v: v.update(models=[])), "of which there are 0 validations"
-    )
+    yield Damage("no model", edited("validation.json", lambda v: v.update(models=[])), "which has 0 validations")
     yield Damage("another plan", edited("validation.json", lambda v: v["planned"].append("x")), "planned has x")
     yield Damage(
         "no numbers of items",
@@ -86,7 +84,7 @@ def of_profile() -> Iterator[Damage]:
         "no traces named", edited(profile, lambda p: p.update(traces=[])), r"profile.json: traces has no \*.xplane.pb"
     )
     yield Damage(
-        "a trace outside", edited(profile, lambda p: p["traces"].append("../x.gz")), "no file below the folder"
+        "a trace outside", edited(profile, lambda p: p["traces"].append("../x.gz")), "not a file below the folder"
     )
     yield Damage(
         "a timed request less", edited(profile, lambda p: p["points"][0]["timed"].pop()), "points.0.timed has 2"
@@ -114,7 +112,7 @@ def of_profile() -> Iterator[Damage]:
     yield Damage(
         "another scenario",
         edited(profile, lambda p: p.update(scenario="memory")),
-        "memory must tell of what was loaded",
+        "memory must have what was loaded",
     )
     yield Damage(
         "a profile of the format before", edited(profile, lambda p: p.update(schema_version="mis-profile-v2")),
@@ -129,7 +127,7 @@ def of_memory() -> Iterator[Damage]:
     profile = "profile.json"
     yield Damage("no memory profile", gone("memory/loaded.pprof"), "^memory/loaded.pprof: it is missing")
     yield Damage("a memory profile emptied", emptied("memory/served.pprof"), "^memory/served.pprof: it is empty")
-    yield Damage("a report less", edited(profile, lambda p: p["memory"].pop()), "memory must tell of what was loaded")
+    yield Damage("a report less", edited(profile, lambda p: p["memory"].pop()), "memory must have what was loaded")
     yield Damage("sizes of tensors", edited(profile, lambda p: p["memory"][0].update(process_mib=1.0)), None)
 
 

@@ -156,7 +156,7 @@ def of_results(kind: Kind) -> Iterator[Damage]:
     yield Damage("a row less", edited(SUMMARY, lambda s: s["rows"].pop()), "summary.json: rows.")
     yield Damage("a finding", edited(SUMMARY, lambda s: s["findings"].append("a wins")), "summary.json: findings.")
     timed = {"kind": "call", "phase": "timed"}
-    yield Damage("a request less", _without(**timed), r"records.jsonl:\d+: the window of .* is of")
+    yield Damage("a request less", _without(**timed), r"records.jsonl:\d+: the window of .* has")
     yield Damage(
         "a request twice", _records(lambda lines: lines.insert(1, dict(_of(lines, **timed)[0]))), "records.jsonl:"
     )

@@ -77,7 +77,7 @@ def _without_manifest(folder: Path, warnings: list[str]) -> Iterator[str]:
     for evidence in {kind.first: kind for kind in KINDS.values()}.values():
         mine = [name for name in there if name in evidence.stated]
         if mine and evidence.first not in mine:
-            yield f"{evidence.first}: it is missing, without which nothing can be said of {' and '.join(mine)}"
+            yield f"{evidence.first}: it is missing, so nothing can be said of {' and '.join(mine)}"
         elif mine:
             yield from _old(folder, evidence, warnings)
 
@@ -95,7 +95,7 @@ def _old(folder: Path, evidence: EvidenceKind, warnings: list[str]) -> Iterator[
             continue
         document = _document(folder / name, evidence.documents[name])
         if document.is_old != first.is_old:
-            yield f"{name}: {document.schema_version} does not go with {first.schema_version} of {evidence.first}"
+            yield f"{name}: {document.schema_version} does not match {first.schema_version} of {evidence.first}"
     warnings += _unknown(evidence.first, first)
     if first.is_old and not missing:
         yield from evidence.check(folder, kind)
@@ -118,7 +118,7 @@ def _unknown(name: str, document: Artifact) -> Iterator[str]:
     others = {package: found for package, found in where.commits.items() if found.commit != where.commit}
     if others:
         told = ", ".join(f"{package} of {found}" for package, found in others.items())
-        yield f"{name}: environment.commits are several: {told}, and mis-bench of {(where.commit or 'none')[:12]}"
+        yield f"{name}: environment.commits differ: {told}, and mis-bench of {(where.commit or 'none')[:12]}"
 
 
 def _below(folder: Path, sentence: str) -> str:

@@ -46,7 +46,7 @@ def _named(found: Profile) -> Iterator[str]:
     """Yield which files the scenario must have and does not name."""
     if found.scenario == "memory":
         if [report.when for report in found.memory] != ["loaded", "served"]:
-            yield f"{PROFILE}: memory must tell of what was loaded, and of what was served"
+            yield f"{PROFILE}: memory must have what was loaded and what was served"
         return
     for ending in (".xplane.pb", ".trace.json.gz"):
         if not any(name.endswith(ending) for name in found.traces):
@@ -58,7 +58,7 @@ def _broken(folder: Path, found: Profile) -> Iterator[str]:
     for name in found.files:
         path = folder / name
         if not path.resolve().is_relative_to(folder.resolve()):
-            yield f"{PROFILE}: {name} is no file below the folder"
+            yield f"{PROFILE}: {name} is not a file below the folder"
         elif not path.is_file():
             yield f"{name}: it is missing, and {PROFILE} names it"
         elif not path.stat().st_size:

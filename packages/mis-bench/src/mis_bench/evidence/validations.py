@@ -29,7 +29,7 @@ def validation_faults(folder: Path, _kind: Kind) -> Iterator[str]:
     done = Counter([model.model for model in found.models]) + Counter(list(found.unavailable))
     for name in found.planned:
         if done[name] != 1:
-            yield f"{VALIDATION}: planned has {name}, of which there are {done[name]} validations"
+            yield f"{VALIDATION}: planned has {name}, which has {done[name]} validations"
     for name in done.keys() - set(found.planned):
         yield f"{VALIDATION}: {name} was not planned"
     for field in ("speedup_items", "rounds") if not found.is_old else ():
@@ -82,7 +82,7 @@ def _model_faults(found: Validation, model: ModelValidation) -> Iterator[str]:
             yield f"gates has no {name}"
     for name, times in Counter(gate.name for gate in model.gates).items():
         if name not in implied or times > 1:
-            yield f"gates has {name}, {'twice' if name in implied else 'which is no gate of this validation'}"
+            yield f"gates has {name}, {'twice' if name in implied else 'which is not a gate of this validation'}"
     # What PyTorch's rounding allowed was not written down before.
     knows_limits = not found.is_old or model.dtype == "float32"
     for name in implied:

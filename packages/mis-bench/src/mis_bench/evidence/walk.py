@@ -42,10 +42,10 @@ def plan_faults(plan: Plan) -> Iterator[str]:
     cases = [case.name for case in plan.cases]
     yield from (f"{PLAN}: {name} is planned twice" for name in _twice(targets) + _twice(cases))
     if plan.reference is not None and plan.reference not in targets:
-        yield f"{PLAN}: reference is {plan.reference}, which is no target"
+        yield f"{PLAN}: reference is {plan.reference}, which is not a target"
     for number, case in enumerate(plan.cases):
         if case.target not in targets:
-            yield f"{PLAN}: cases.{number}.target is {case.target}, which is no target"
+            yield f"{PLAN}: cases.{number}.target is {case.target}, which is not a target"
         elif case.load.rate_share is not None:
             try:
                 plan.reaching(case)
@@ -124,7 +124,7 @@ class _Walk:
         for attempt in range(ATTEMPTS if self.alive[name].warmups else 0):
             mine = self.recorded.windows[name, "warmup", 0]
             if not mine:
-                yield f"{RECORDS}: {name} has no warm-up" + (" behind one that compiled" if attempt else "")
+                yield f"{RECORDS}: {name} has no warm-up" + (" after one that compiled" if attempt else "")
                 return
             found = mine.pop(0)
             yield from self._window(self.alive[name], found, None)
@@ -152,7 +152,7 @@ class _Walk:
             told = found[-1].window.rate
             if closed is None:
                 if told is not None:
-                    yield f"{at(found[-1].line)}: the rate of {name} is no share of another, but is told as {told}"
+                    yield f"{at(found[-1].line)}: the rate of {name} is no share of another, but is recorded as {told}"
             elif told is None or not math.isclose(told, rate or 0.0, rel_tol=1e-9):
                 yield f"{at(found[-1].line)}: the rate of {name} is {told}, but {closed} makes it {rate}"
             yield from self._window(case, found[-1], told if closed is not None else rate)

@@ -25,7 +25,7 @@ def window_faults(case: Case, found: RecordedWindow, trace: Trace | None, rate: 
     line, window, calls = found
     where = f"{at(line)}: the window of {case.name}, {window.phase}, round {window.round}"
     if window.calls != len(calls):
-        yield f"{where}, is of {window.calls:,} requests, but {len(calls):,} are recorded"
+        yield f"{where}, has {window.calls:,} requests, but {len(calls):,} are recorded"
         return
     done_s = max((call.done_s for _, call in calls), default=0.0)
     if not math.isclose(window.seconds, done_s, rel_tol=1e-9, abs_tol=1e-12):

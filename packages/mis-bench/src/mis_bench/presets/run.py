@@ -187,7 +187,7 @@ def _judge(found: "Measured", baseline: Path | None, regression_percent: float) 
     finally:
         finish(found)  # a call that failed fails, whatever the baseline is
     if compared is not None and not compared.compares:
-        click.echo(f"Nothing in {baseline} compares with this run.", err=True)
+        click.echo(f"No row of {baseline} can be compared with this run.", err=True)
         raise SystemExit(2)
     if compared is not None and compared.is_slower:
         raise SystemExit(1)

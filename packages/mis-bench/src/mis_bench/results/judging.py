@@ -165,7 +165,7 @@ def _failures(row: Row, case: Case, mine: Results) -> Iterator[str]:
 def _doubts(row: Row, case: Case, mine: Results) -> Iterator[str]:
     is_templated = task_of(case.workload.name) in TEMPLATED
     if row.cache == "cold" and row.cached_tokens and not is_templated:
-        yield f"the cache was not cold: replies told of up to {row.cached_tokens} kept query tokens"
+        yield f"the cache was not cold: replies report up to {row.cached_tokens} cached query tokens"
     elif row.cache == "cold" and not all(window.forgot for window in mine.windows if window.phase != "warmup"):
         yield "the target cannot clear its prefix cache, so earlier requests may have left their queries"
     if row.compilations:

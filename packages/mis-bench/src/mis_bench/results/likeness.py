@@ -59,7 +59,7 @@ class RowKey:
         elif self.models[shared[0]] != other.models[shared[0]]:
             mine, theirs = self.models[shared[0]], other.models[shared[0]]
             is_name = shared[0] in ("random weights", "name")
-            yield f"model is {mine} and was {theirs}" if is_name else f"model is another by its {shared[0]}"
+            yield f"model is {mine} and was {theirs}" if is_name else f"model differs in its {shared[0]}"
         for name, fact in self.facts.items():
             if fact != other.facts[name]:
                 yield f"{name} is {_short(fact)} and was {_short(other.facts[name])}"

@@ -112,7 +112,7 @@ def _findings(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     elif alone := next((row.target for row in rows if UNOPPOSED in row.objections), None):
         yield f"{alone} does not win: no other target was measured to the end, so there is nothing to compare it with."
     elif plan.preset in COMPARED:
-        yield "No target may win: none is correct beside another, complete and without failures."
+        yield "No target wins: none was correct compared with another, complete and without failures."
 
 
 def _compared(rows: Sequence[Row], apart: Sequence[Delta]) -> Iterator[str]:

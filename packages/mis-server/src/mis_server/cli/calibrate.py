@@ -67,7 +67,7 @@ def _calibrate(**given: Any) -> None:
     for refusal in fitted.refused[:_REFUSALS]:
         click.echo(refusal)
     if len(fitted.refused) > _REFUSALS:
-        click.echo(f"{len(fitted.refused) - _REFUSALS} others could not be fitted, either.")
+        click.echo(f"{len(fitted.refused) - _REFUSALS} others could not be fitted either.")
     click.echo(f"Calibration written to {options.output}.")
 
 
