@@ -84,7 +84,7 @@ def test_endless_large_bodies_leave_room_for_small_ones(http: httpx.Client, begi
         assert refusal(begin(announcing(MAX)))[1]["code"] == "queue_full"
     reply = post_large(http)
     assert (reply.status_code, reply.json()["error"]["code"]) == (429, "queue_full")
-    assert f"{MAX} bytes of other bodies are under way, so a body may have {MAX // 2} now" in reply.text
+    assert f"{MAX} bytes of other bodies are under way, so a body may have at most {MAX // 2} now" in reply.text
     assert int(reply.headers["retry-after"]) >= 1
     held(begin(announcing(MAX // 2)))
     for _ in range(3):
