@@ -48,7 +48,7 @@ CACHE_TOKENS = 36 * REQUEST.pages * PAGE_SIZE  # of about 100 queries that a rep
 CALLERS = 8
 WEIGHTS = [64, 64, 64]  # in deploy/haproxy/haproxy.cfg
 LOST = len(WEIGHTS) - 1
-FOUND_OUT_S = 2.0  # likewise: two checks
+DETECTION_S = 2.0  # likewise: two checks
 FLAGS = (
     *("--dtype", "float32", "--skip-warmup"),
     *("--chunked-prefill-size", str(STEP_TOKENS), "--max-total-tokens", str(CACHE_TOKENS)),
@@ -224,7 +224,7 @@ def compare(setting: Setting, replicas: Sequence[RunningServer], checkpoint: Pat
         lost = Loss(
             after_requests=setting.lose,
             replica=LOST,
-            found_out_s=FOUND_OUT_S,
+            detection_s=DETECTION_S,
             returns_s=away.returned - away.died,
         )
     scenario = _scenario(setting, took, lost)

@@ -220,7 +220,7 @@ class TestManyReplicas:
         assert other != first
 
     def test_queries_of_a_lost_replica_are_computed_again(self) -> None:
-        loss = Loss(after_requests=1000, replica=4, found_out_s=0.1)
+        loss = Loss(after_requests=1000, replica=4, detection_s=0.1)
         whole, broken = (self.run(rate=2500.0, balance_factor=300, loss=each) for each in (None, loss))
         failed = np.flatnonzero(np.isnan(broken.latency_s))
         assert 0 < len(failed) < 60
@@ -233,7 +233,7 @@ class TestManyReplicas:
         assert broken.hit_rate(0, 800) == whole.hit_rate(0, 800)
 
     def test_the_first_refusal_takes_a_lost_replica_off_the_ring(self) -> None:
-        loss = Loss(after_requests=1000, replica=4, found_out_s=1000.0)
+        loss = Loss(after_requests=1000, replica=4, detection_s=1000.0)
         found = self.run(rate=0.0, callers=1, loss=loss)
         assert found.arrived_s[-1] < 1000, "no health check came before"
         assert 4 in found.replica[:1000]
@@ -250,7 +250,7 @@ class TestManyReplicas:
         assert answer.value is None
 
     def test_a_returning_replica_is_empty_and_gets_its_queries_back(self) -> None:
-        loss = Loss(after_requests=600, replica=4, found_out_s=0.1, returns_s=0.4)
+        loss = Loss(after_requests=600, replica=4, detection_s=0.1, returns_s=0.4)
         found = self.run(rate=1000.0, loss=loss)
         own = found.replica == 4
         back = np.flatnonzero(own[600:]) + 600

@@ -22,7 +22,7 @@ from mis_core.scheduler.plan import PAGE_SIZE
 
 MAX_REPLICAS = 1000
 
-FOUND_OUT_S = 2.0
+DETECTION_S = 2.0
 """Until health checks take a replica away: two of them, one a second, in `deploy/haproxy`."""
 
 
@@ -33,13 +33,13 @@ class Loss:
     Attributes:
         after_requests: It dies when so many requests have arrived.
         replica: Its number.
-        found_out_s: Seconds until a health check takes it off the ring, if no request was refused before.
+        detection_s: Seconds until a health check takes it off the ring, if no request was refused before.
         returns_s: Seconds from its death until it is there again, with nothing cached; infinite: it stays away.
     """
 
     after_requests: int
     replica: int = 0
-    found_out_s: float = 3.0
+    detection_s: float = 3.0
     returns_s: float = math.inf
 
 
@@ -158,7 +158,7 @@ def simulate_loss(scenario: Scenario, shares: Float64[np.ndarray, " queries"], r
     half = requests // 2
     after = half + requests // 20
     is_lost = scenario.replicas > 1
-    loss = Loss(after_requests=half, found_out_s=FOUND_OUT_S) if is_lost else None
+    loss = Loss(after_requests=half, detection_s=DETECTION_S) if is_lost else None
     queries = draw_queries(shares, requests, np.random.default_rng([scenario.seed, 2]))
     outcome = simulate(replace(scenario, loss=loss), queries, shares=shares)
     served = np.bincount(outcome.replica[:half][outcome.replica[:half] >= 0], minlength=scenario.replicas)
@@ -274,9 +274,9 @@ class _Run:
 
     def _lose(self, loss: Loss) -> Generator[simpy.Event, Any, None]:
         self.replicas[loss.replica].kill()
-        yield self.environment.timeout(min(loss.found_out_s, loss.returns_s))
+        yield self.environment.timeout(min(loss.detection_s, loss.returns_s))
         self.ring.set_up(loss.replica, False)
         if math.isfinite(loss.returns_s):
-            yield self.environment.timeout(max(loss.returns_s - loss.found_out_s, 0.0))
+            yield self.environment.timeout(max(loss.returns_s - loss.detection_s, 0.0))
             self.replicas[loss.replica] = self._new_replica()
             self.ring.set_up(loss.replica, True)

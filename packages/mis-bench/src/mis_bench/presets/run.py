@@ -177,12 +177,12 @@ def _judge(found: "Measured", baseline: Path | None, regression_percent: float) 
 
     Status 1 if anything failed or is slower, 2 if nothing compares.
     """
-    from mis_bench.results.baselines import beside
+    from mis_bench.results.baselines import compare_to_baseline
 
     compared = None
     try:
         if baseline is not None:
-            compared = beside(found, baseline, regression_percent / 100)
+            compared = compare_to_baseline(found, baseline, regression_percent / 100)
             compared.table.show()
     finally:
         finish(found)  # a call that failed fails, whatever the baseline is

@@ -46,7 +46,7 @@ class Beside(NamedTuple):
     is_slower: bool  # whether a row (`verdict`) or a target's tail (`tail_verdict`) is a regression
 
 
-def beside(measured: Measured, baseline: Path, threshold: float) -> Beside:
+def compare_to_baseline(measured: Measured, baseline: Path, threshold: float) -> Beside:
     """Compare a run with an earlier one; `threshold` is the drop that fails, as a share.
 
     Raises:

@@ -44,7 +44,7 @@ def judged(row: Row, case: Case, mine: Results, *, fits: bool) -> Row:
     return row.model_copy(update={"status": status, "reasons": reasons, "objections": objections})
 
 
-def doubt_slow_caches(rows: Sequence[Row]) -> list[Row]:
+def flag_slow_warm_rows(rows: Sequence[Row]) -> list[Row]:
     """Mark rows of kept queries that are surely slower than those of computed ones: something else was measured."""
     cold = {(row.target, row.workload, row.load, row.phase): row for row in rows if row.cache == "cold"}
     found = []
@@ -103,7 +103,7 @@ def to_confirm(plan: Plan, rows: Sequence[Row]) -> list[str]:
     return [alike[index].case for index in sorted({0, max(0, middle - 1), middle, min(middle + 1, len(alike) - 1)})]
 
 
-def missed(gates: Gates, rows: Sequence[Row]) -> Iterator[str]:
+def failed_gates(gates: Gates, rows: Sequence[Row]) -> Iterator[str]:
     """Yield a sentence for every limit that a row does not keep to; a row without figures keeps to none.
 
     Of a trace, throughput is that of all sizes together, and latencies those of each size.

@@ -10,7 +10,7 @@ from mis_bench.artifact import Artifact
 from mis_bench.results.decisions import decisions_findings
 from mis_bench.results.deltas import Delta, deltas
 from mis_bench.results.figures import Row, rows_of
-from mis_bench.results.judging import COMPARED, UNOPPOSED, doubt_slow_caches, judged, missed, with_winner
+from mis_bench.results.judging import COMPARED, UNOPPOSED, failed_gates, flag_slow_warm_rows, judged, with_winner
 from mis_bench.results.records import Gates, Plan, Results, Tolerances, read_results
 from mis_bench.results.scaling import callers_findings, with_limits
 from mis_bench.results.statistics import ratio
@@ -65,8 +65,8 @@ def summarize(results: Results) -> Summary:
         mine = results.of(case)
         rows += [judged(row, case, mine, fits=case.target in fitting) for row in rows_of(case, mine)]
     reference = plan.reference_among(each.target for each in results.opened if each.about is not None)
-    rows = with_winner(plan, _with_ratios(doubt_slow_caches(with_limits(rows, results)), reference))
-    limits_missed = list(missed(plan.gates, rows))
+    rows = with_winner(plan, _with_ratios(flag_slow_warm_rows(with_limits(rows, results)), reference))
+    limits_missed = list(failed_gates(plan.gates, rows))
     apart = list(deltas(results, rows, reference)) if plan.preset == "compare" else []
     of_preset: Iterator[str] = iter(())
     if plan.preset == "callers":

@@ -154,7 +154,7 @@ class _Choice:
         if stops:
             self.finish_reason, sure = "stop", min(stops)
         else:
-            sure = len(self._held) if self.finish_reason else self._unsuspicious()
+            sure = len(self._held) if self.finish_reason else self._safe_prefix_len()
         text, self._held = self._held[:sure], self._held[sure:]
         if text:
             self._texts.append(text)
@@ -173,7 +173,7 @@ class _Choice:
             finish_reason=self.finish_reason,
         )
 
-    def _unsuspicious(self) -> int:
+    def _safe_prefix_len(self) -> int:
         """Return how much of the text held no stop text can begin in."""
         longest = max(map(len, self._stop), default=1) - 1
         for begin in range(max(len(self._held) - longest, 0), len(self._held)):
