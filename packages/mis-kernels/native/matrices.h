@@ -42,8 +42,8 @@ void sum_block(Start start, Factors factors, Summands summands, int64_t depth, S
   const __m512 scale = _mm512_set1_ps(start.scale);
   for (int r = 0; r < kHeight; ++r) {
     for (int w = 0; w < kWidth; ++w) {
-      const float* at = start.numbers.row(r) + 16 * w;
-      sum[r][w] = start.numbers.at ? _mm512_mul_ps(scale, _mm512_loadu_ps(at)) : _mm512_setzero_ps();
+      sum[r][w] = _mm512_setzero_ps();
+      if (start.numbers.at) sum[r][w] = _mm512_mul_ps(scale, _mm512_loadu_ps(start.numbers.row(r) + 16 * w));
     }
   }
   const auto factor = [&](int r, int64_t i) {

@@ -36,7 +36,7 @@ struct Problem {
 // How memory fades within a chunk.
 struct Fades {
   alignas(64) float between[kChunk][kChunk] = {};  // to the first of two rows from the second, or zero
-  alignas(64) float from_start[kChunk];       // to each row from the chunk's begin
+  alignas(64) float from_start[kChunk];            // to each row from the chunk's begin
 
   // Logarithms are added up from one row to another. As differences of sums from the chunk's begin they would lose
   // digits after a strong decay.
@@ -83,7 +83,7 @@ class Unit {
         query_part_{head * p_.key_dim, p_.key_dim, 0},
         key_part_{(p_.key_heads + head) * p_.key_dim, p_.key_dim, p_.key_dim},
         value_part_{2 * p_.key_heads * p_.key_dim + head * p_.group() * p_.value_dim, p_.group() * p_.value_dim,
-                2 * p_.key_dim},
+                    2 * p_.key_dim},
         convolution_(p_.inputs, {query_part_, key_part_, value_part_}),
         first_head_(head * p_.group()),
         scratch_(scratch) {
@@ -206,12 +206,12 @@ class Unit {
   // The factors of the new values before `end` in what a row finds, and in what it has to learn.
   void fade_overlaps(int64_t row, int64_t end, float rate, float* seen, float* minus_system) const {
     const float *of_query = scratch_.overlaps.data() + row * kChunk, *of_key = of_query + kChunk * kChunk;
-    const float* between = scratch_.fades.between[row];
     const __m512 minus = _mm512_set1_ps(-rate);
-    each(end, seen, [&](int64_t i) { return _mm512_mul_ps(_mm512_loadu_ps(of_query + i), _mm512_load_ps(between + i)); });
-    each(end, minus_system, [&](int64_t i) {
-      return _mm512_mul_ps(minus, _mm512_mul_ps(_mm512_loadu_ps(of_key + i), _mm512_load_ps(between + i)));
-    });
+    const auto faded = [&](const float* overlap, int64_t i) {
+      return _mm512_mul_ps(_mm512_loadu_ps(overlap + i), _mm512_load_ps(scratch_.fades.between[row] + i));
+    };
+    each(end, seen, [&](int64_t i) { return faded(of_query, i); });
+    each(end, minus_system, [&](int64_t i) { return _mm512_mul_ps(minus, faded(of_key, i)); });
   }
 
   // Makes the memory of a value head after a chunk of that before it.

@@ -22,7 +22,7 @@ inline __m512 exp2_of(__m512 x) {
 }
 
 // exp(x), off by two units of the last place at most; 0 or infinity where that is too small or too large for float32.
-// x is a whole number of times ln 2, which is given in two parts, and a rest; the polynomial for that is Cephes' (expf).
+// x is a whole number of times ln 2, given in two parts, and a rest, whose polynomial is that of Cephes (expf).
 inline __m512 exp_of(__m512 x) {
   const __m512 limit = _mm512_set1_ps(128.0f);
   x = _mm512_max_ps(_mm512_set1_ps(-128.0f), _mm512_min_ps(limit, x));
