@@ -66,6 +66,7 @@ def test_an_estimate_adds_up_and_stays_below_the_roofline(one_chip: ServingEstim
         pytest.param("v5e:1x1", "qwen3-0.6b", {}, 0.1, 0.6, id="slower chip", marks=pytest.mark.full),
         pytest.param("v7x:1x1x1", "qwen3-0.6b", {}, 0.5, 2.5, id="faster chip"),
         pytest.param("v6e:1x1", "qwen3-1.7b", {}, 0.2, 0.8, id="model", marks=pytest.mark.full),
+        pytest.param("v6e:1x1", "qwen3.5-0.8b", {}, 0.005, 2.0, id="recurrent layers", marks=pytest.mark.full),
         pytest.param("v6e:2x2", "qwen3-0.6b", {"dp": 4}, 1.5, 4.0, id="dp", marks=pytest.mark.full),
         pytest.param("v6e:2x2", "qwen3-0.6b", {"tp": 4}, 0.5, 4.0, id="tp", marks=pytest.mark.full),
         pytest.param("v6e:1x1", "qwen3-0.6b", {"apply_softmax": True}, 1.01, 2.0, id="softmax", marks=pytest.mark.full),
