@@ -152,10 +152,10 @@ def test_weights_are_those_of_the_checkpoint() -> None:
 )
 def test_memory_is_shared_by_pages_and_states_as_a_server_does(config: ModelConfig, bytes_of_slot: int) -> None:
     heads = config.attention
-    backend = TpuBackend(heads, "bfloat16", block_sizes(chip="v5e", **heads._asdict()))
+    backend = TpuBackend(heads, "bfloat16", block_sizes(chip="v6e", **heads._asdict()))
     assert state_bytes(config, 1) == bytes_of_slot
-    free = 0.75 * CHIPS["v5e"].memory - weight_bytes(config)
-    slots, pages = cache_slots(config, "v5e", 1), cache_pages(config, "v5e", backend, 1)
+    free = 0.75 * CHIPS["v6e"].memory - weight_bytes(config)
+    slots, pages = cache_slots(config, "v6e", 1), cache_pages(config, "v6e", backend, 1)
     assert slots == slots_within(free, config, 1) == int(0.1 * free / bytes_of_slot)
     page = len(attention_layers(config.layers)) * 2 * heads.kv_heads * 256 * PAGE_SIZE * 2
     assert pages == min(2048, int((free - slots * bytes_of_slot) / page))
