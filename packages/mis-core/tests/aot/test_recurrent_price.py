@@ -22,6 +22,7 @@ from mis_core.scheduler.plan import PAGE_SIZE
 from mis_kernels import CARRIED, EMPTY, Chunks
 from mis_kernels.aot.chips import CHIPS
 from mis_kernels.backends.tpu.backend import TpuBackend
+from mis_kernels.backends.tpu.recurrence import count_work
 from mis_kernels.backends.tpu.tiles import block_sizes
 from mis_kernels.recurrence import RecurrentShape
 from mis_kernels.segments import NOWHERE
@@ -89,6 +90,16 @@ def test_states_are_kept_that_the_next_chunk_or_a_slot_needs() -> None:
     assert [repeats(("chunks", name)) for name in ("kept", "stored", "narrow")] == [2, 1, 1]
     assert repeats(("chunks", "not narrow", "kept")) == 2
     assert (repeats(()), repeats(("write_pages",))) == (1, 0)
+
+
+def test_the_kernel_pairs_short_items_and_fetches_a_state_once() -> None:
+    lens, reads = [64, 30, 20, 20, 20, 40, 10], [EMPTY, CARRIED, 5, 5, 5, 5, 6]
+    writes = [NOWHERE, 5, NOWHERE, NOWHERE, NOWHERE, NOWHERE, 6]
+    chunks = Chunks(*(np.array([*x, 0], np.int32) for x in ([0] * 7, lens, reads, writes)), np.array(7, np.int32))
+    # Blocks: two of the query; two items, one, the longer one; the last, which leaves a state.
+    assert count_work(chunks) == (2 + 3 + 1, 3, 2)
+    again = chunks._replace(reads=np.array([5, 5, 5, 5, 5, 5, 5, 0], np.int32))
+    assert count_work(again).fetched == 2  # the slot has another state since the second chunk
 
 
 def test_the_chunks_of_a_canonical_request_are_planned() -> None:

@@ -8,6 +8,9 @@ from mis_kernels.aot.chips import Chip
 from mis_kernels.aot.price import price_copy, price_exchange
 from mis_kernels.aot.ranges import Range
 
+KERNEL_OF_CHUNKS = "recurrence"
+"""Stage of a kernel that computes chunks: products and substitution."""
+
 
 def price_program(
     operations: Iterable[HloOperation],
@@ -50,6 +53,8 @@ def stage_of(scope: str, within: tuple[str, ...] = ()) -> str:
     parts = scope.split("/")
     if CHUNKS in (*parts, *within):
         return f"recurrence, {next((part for part in ('substitution', 'states') if part in parts), 'products')}"
+    if any(part.startswith("gated_delta") for part in parts):  # what surrounds the kernel
+        return KERNEL_OF_CHUNKS
     for stage in ("embed", "write_pages", "label_logits", "log_sum_exp"):
         if stage in parts:
             return stage

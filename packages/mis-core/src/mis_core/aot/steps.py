@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from mis_core.aot.hlo import KERNEL, HloOperation, read_operations
-from mis_core.aot.price import price_program
+from mis_core.aot.price import KERNEL_OF_CHUNKS, price_program
 from mis_core.aot.programs import cache_pages, cache_slots, compile_head, compile_step, topology_mesh
 from mis_core.aot.repeats import Repeats
+from mis_core.aot.roofline import ITEM_BYTES
 from mis_core.aot.traffic import plan_requests
 from mis_core.models.config import ModelConfig
 from mis_core.models.layers import attention_layers, windows_of
@@ -34,6 +35,7 @@ from mis_kernels.aot.price import (
     LAUNCH,
     grid_schedule_of,
     price_attention,
+    price_gated_delta,
     price_log_sum_exp,
     price_norm_rope,
     price_page_writes,
@@ -45,6 +47,7 @@ from mis_kernels.aot.ranges import Range, total
 from mis_kernels.aot.targets import TARGETS, Topology
 from mis_kernels.backends import Backend
 from mis_kernels.backends.tpu.backend import TpuBackend
+from mis_kernels.backends.tpu.recurrence import count_work, step_heads
 from mis_kernels.backends.tpu.tiles import TpuTiles, count_single_pages, count_tiles
 from mis_kernels.segments import NOWHERE
 from mis_kernels.target import compiling_for
@@ -100,8 +103,12 @@ def _priced(job: Mapping[str, Any], target: Topology) -> dict[str, Any]:
         scored, windows, is_recurrent = min(size, room.scored), windows_of(config.layers), config.recurrence is not None
         arrays = step_arrays(backend, room, plan, size, scored, windows, is_recurrent=is_recurrent)
         operations = programs[plan.is_mixed, size].operations
-        for stage, seconds in price_program(operations, clock, chip, Repeats(arrays).of).items():
+        repeats = Repeats(arrays)
+        for stage, seconds in price_program(operations, clock, chip, repeats.of).items():
             stages[stage] += seconds
+        if any(each.kind == KERNEL and "gated_delta_tpu" in each.scope.split("/") for each in operations):
+            for stage, seconds in _price_chunks(job, repeats, size, config, chip, clock).items():
+                stages[stage] += seconds
         rows = [shard.rows for shard in plan.shards]
         for tiles, count in _tiles_of_layers(arrays.segments.tiles, config):
             attention = price_attention(
@@ -156,6 +163,27 @@ def _price_products(
     return dict(stages)
 
 
+def _price_chunks(
+    job: Mapping[str, Any], repeats: Repeats, size: int, config: ModelConfig, chip: Chip, clock: float
+) -> dict[str, Range]:
+    """Return the seconds of the kernel of recurrent layers, and of its waiting for states."""
+    assert config.recurrence is not None, "layers are recurrent"
+    assert repeats.chunks is not None, "they have chunks"
+    shape, chunks = config.recurrence.on_device(job["tp"]), repeats.chunks
+    heads = step_heads(size, ITEM_BYTES, shape)
+    assert heads is not None, "the kernel is in the program"
+    work, schedules = count_work(chunks), [grid_schedule_of(each) for each in job["recurrence"]]
+
+    def seconds(blocks: int, kept: int, fetched: int) -> Range:
+        layer = price_gated_delta(schedules, blocks, kept, fetched, shape=shape, heads=heads, chip=chip, clock_hz=clock)
+        return layer * config.recurrent_layers
+
+    return {
+        KERNEL_OF_CHUNKS: seconds(work.blocks, work.kept, 0),
+        "recurrence, states": seconds(0, 0, work.fetched),
+    }
+
+
 def _price_head(
     operations: list[HloOperation], job: Mapping[str, Any], config: ModelConfig, chip: Chip, clock: float
 ) -> Range:
@@ -184,11 +212,7 @@ def _read(compiled: jax.stages.Compiled) -> StepProgram:
     memory, text = compiled.memory_analysis(), compiled.as_text()
     assert memory is not None, "the TPU compiler reports memory"
     assert text is not None, "the TPU compiler writes its program"
-    operations = read_operations(text)
-    for each in operations:
-        if each.kind == KERNEL and "gated_delta_tpu" in each.scope.split("/"):
-            raise ValueError(f"The kernel {each.name} of recurrent layers has no price.")
-    return StepProgram(operations, (memory.argument_size_in_bytes, memory.temp_size_in_bytes))
+    return StepProgram(read_operations(text), (memory.argument_size_in_bytes, memory.temp_size_in_bytes))
 
 
 def _tiles_of_layers(tiles: TpuTiles, config: ModelConfig) -> Iterator[tuple[TpuTiles, int]]:
