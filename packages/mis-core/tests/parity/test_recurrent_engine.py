@@ -10,8 +10,8 @@ from mis_core import Engine
 from mis_core.models.config import read_model_config
 from mis_core.models.layers import kept_elements
 from mis_core.runner.memory import CPU_SLOTS, state_bytes
-from mis_core.scheduler.homes import QueryLock
 from mis_core.scheduler.plan import PAGE_SIZE
+from mis_core.scheduler.query_lock import QueryLock
 from mis_core.scheduler.recurrence import EMPTY, StateUse
 from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal

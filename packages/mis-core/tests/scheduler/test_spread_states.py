@@ -11,7 +11,7 @@ from test_spreading import ALL, FOUR, large, shards_of, small
 
 from mis_core.requests import ScoreRequest
 from mis_core.scheduler.answer import QUERY
-from mis_core.scheduler.homes import QueryLock
+from mis_core.scheduler.query_lock import QueryLock
 
 pytestmark = pytest.mark.quick
 

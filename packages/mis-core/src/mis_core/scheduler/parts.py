@@ -15,8 +15,8 @@ from jaxtyping import Int32
 from mis_core.ragged import ramp, rows_at
 from mis_core.requests import ScoreRequest
 from mis_core.scheduler.answer import QUERY, Placements
-from mis_core.scheduler.homes import QueryLock
 from mis_core.scheduler.plan import EXCHANGED, PAGE_SIZE, Room, StepBuilder, Writes
+from mis_core.scheduler.query_lock import QueryLock
 from mis_core.scheduler.reading import Owner
 from mis_core.scheduler.recurrence import StateUse
 
