@@ -1,8 +1,4 @@
-"""The TPU kernel of recurrent layers: walks over a step's chunks, and carries or copies the states between them.
-
-A state stays in VMEM while chunks carry it, or while they read one slot. Two chunks of up to half the rows that start
-from the same state, and leave none, are computed together: items are often that short.
-"""
+"""The TPU kernel of recurrent layers: walks over a step's chunks, and carries or copies the states between them."""
 
 from typing import NamedTuple
 
@@ -12,12 +8,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
-from mis_kernels.backends.tpu.delta_rule import WINDOW, BlockRows, forget_and_learn, read_and_solve
+from mis_kernels.backends.tpu.chunk_walk import NO_SLOT, ChunkWalk
+from mis_kernels.backends.tpu.delta_rule import BlockRows, forget_and_learn, read_and_solve
 from mis_kernels.backends.tpu.fetch import LANES, Ref
-from mis_kernels.backends.tpu.windows import HeadInputs, RowWindow, WindowPair
+from mis_kernels.backends.tpu.windows import HeadInputs, WindowPair
 from mis_kernels.recurrence import CARRIED, EMPTY, RecurrentShape
-
-_NO_SLOT = -1
 
 _SLOT, _LEFT, _ZEROS = range(3)
 """Where a chunk's state is in scratch memory: fetched from a slot, left by the chunk before, or zeros."""
@@ -73,7 +68,7 @@ def gated_delta_kernel(
     out[...] = jnp.zeros_like(out)
     for here in (memory_here, inputs_here):
         here[_ZEROS] = jnp.zeros_like(here[_ZEROS])
-    chunks = _Chunks(rows, lens, reads, writes, count, sizes.slots)
+    walk = ChunkWalk(rows, lens, reads, writes, count, sizes.slots)
     states = _States((memory, inputs), (memory_here, inputs_here), copied, sizes)
     parts = [
         HeadInputs(ref, taps, slice(index * LANES, (index + 1) * LANES))
@@ -83,59 +78,20 @@ def gated_delta_kernel(
 
     def compute(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         number, held, is_storing = carry
-        read, write = chunks.reads[number], chunks.writes[number]
-        is_kept, is_stored, is_fetched = chunks.is_kept(number), write < sizes.slots, (read >= 0) & (read != held)
+        read, visit = reads[number], walk.visit(number, held)
         # What is to be read may still be on its way to its slot, and what is on its way is not to change.
-        pl.when(is_storing & (is_fetched | is_kept))(states.await_stored)
-        pl.when(is_fetched)(lambda: states.fetch(read))
+        pl.when(is_storing & (visit.is_fetched | visit.is_kept))(states.await_stored)
+        pl.when(visit.is_fetched)(lambda: states.fetch(read))
         start = jnp.where(read == EMPTY, _ZEROS, jnp.where(read == CARRIED, _LEFT, _SLOT))
-        last = chunks.last_beside(number)
-        windows = WindowPair(parts, joined, *chunks.windows(number, last, tokens=q.shape[0]), is_one=last == number)
-        _compute_block(windows, states, start, rates, out, is_kept, sizes)
-        pl.when(is_stored)(lambda: states.begin_to_store(write))
-        held = jnp.where(read >= 0, read, held)
-        held = jnp.where(is_stored & (write == held), _NO_SLOT, held)
-        return last + 1, held, jnp.where(is_fetched | is_kept, is_stored, is_storing)
+        both, is_one = walk.windows(number, visit.last, tokens=q.shape[0]), visit.last == number
+        _compute_block(WindowPair(parts, joined, *both, is_one=is_one), states, start, rates, out, visit.is_kept, sizes)
+        pl.when(visit.is_stored)(lambda: states.begin_to_store(writes[number]))
+        is_settled = visit.is_fetched | visit.is_kept
+        return visit.last + 1, visit.held, jnp.where(is_settled, visit.is_stored, is_storing)
 
-    start = jnp.int32(0), jnp.int32(_NO_SLOT), jnp.bool_(False)
+    start = jnp.int32(0), jnp.int32(NO_SLOT), jnp.bool_(False)
     *_, is_storing = lax.while_loop(lambda carry: carry[0] < count[0], compute, start)
     pl.when(is_storing)(states.await_stored)
-
-
-class _Chunks(NamedTuple):
-    """The fields of `mis_kernels.Chunks`, in SMEM, and the number of slots."""
-
-    rows: Ref
-    lens: Ref
-    reads: Ref
-    writes: Ref
-    count: Ref
-    slots: int
-
-    def is_kept(self, number: Array) -> Array:
-        """Whether the state after a chunk is stored, or carried to the next."""
-        after = jnp.minimum(number + 1, self.count[0] - 1)
-        return (self.writes[number] < self.slots) | ((after > number) & (self.reads[after] == CARRIED))
-
-    def last_beside(self, number: Array) -> Array:
-        """Return the last of the chunks that are computed together, a chunk itself the first: the next, or itself."""
-        after = jnp.minimum(number + 1, self.count[0] - 1)
-        is_short = jnp.maximum(self.lens[number], self.lens[after]) <= WINDOW
-        is_alike = (self.reads[number] == self.reads[after]) & (self.reads[number] != CARRIED)
-        are_kept = self.is_kept(number) | self.is_kept(after)
-        return jnp.where(is_short & is_alike & ~are_kept, after, number)
-
-    def windows(self, number: Array, last: Array, tokens: int) -> tuple[RowWindow, RowWindow]:
-        """Return the windows of a chunk, or of two."""
-        first, length, is_one = self.rows[number], self.lens[number], last == number
-        return (
-            RowWindow.at(first, jnp.minimum(length, WINDOW), tokens),
-            RowWindow.at(
-                jnp.where(is_one, first + WINDOW, self.rows[last]),
-                jnp.where(is_one, jnp.maximum(length - WINDOW, 0), self.lens[last]),
-                tokens,
-            ),
-        )
 
 
 class _States:
