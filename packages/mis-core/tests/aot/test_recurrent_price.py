@@ -1,14 +1,16 @@
 """What an estimate counts of recurrent layers: chunks, the branches they take, arithmetic and memory."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mis_core.aot.estimate import product_sizes
-from mis_core.aot.hlo import read_operations
+from mis_core.aot.hlo import KERNEL, HloOperation, read_operations
 from mis_core.aot.price import price_program, stage_of
 from mis_core.aot.programs import cache_pages, cache_slots
+from mis_core.aot.recurrence import price_recurrence, recurrent_sizes
 from mis_core.aot.repeats import Repeats
 from mis_core.aot.roofline import chunk_flops, layer_weights, least_flops, weight_bytes
 from mis_core.aot.traffic import plan_requests
@@ -21,8 +23,9 @@ from mis_core.runner.memory import slots_within, state_bytes
 from mis_core.scheduler.plan import PAGE_SIZE
 from mis_kernels import CARRIED, EMPTY, Chunks
 from mis_kernels.aot.chips import CHIPS
+from mis_kernels.aot.ranges import Range
+from mis_kernels.aot.schedules import Around, GridSchedule
 from mis_kernels.backends.tpu.backend import TpuBackend
-from mis_kernels.backends.tpu.recurrence import count_work
 from mis_kernels.backends.tpu.tiles import block_sizes
 from mis_kernels.recurrence import RecurrentShape
 from mis_kernels.segments import NOWHERE
@@ -73,6 +76,41 @@ def test_a_step_pays_for_the_chunks_of_the_busiest_device() -> None:
     )
 
 
+def test_a_step_pays_for_the_kernel_of_the_busiest_device() -> None:
+    """A query of 84 rows, whose state three items read: four blocks, two states kept, one fetched."""
+    chunks = Chunks(
+        rows=np.array([[0, 0, 0, 0, 0], [0, 64, 84, 104, 124]], np.int32),
+        lens=np.array([[64, 0, 0, 0, 0], [64, 20, 20, 20, 20]], np.int32),
+        reads=np.array([[EMPTY] * 5, [EMPTY, CARRIED, 3, 3, 3]], np.int32),
+        writes=np.array([[NOWHERE] * 5, [NOWHERE, 3, NOWHERE, NOWHERE, NOWHERE]], np.int32),
+        count=np.array([1, 5], np.int32),
+    )
+    schedules = {4: [GridSchedule(4000, 0, Around(0, 0)), GridSchedule(1000, 0, Around(0, 0))]}
+    scope = "jit(step)/layers/while/body/closed_call/recurrence/gated_delta_tpu/gated_delta/pallas_call"
+    kernel = HloOperation("gated_delta.1", KERNEL, scope, None, 18)
+    others = [dataclasses.replace(kernel, scope="jit(step)/attention"), *read_operations(PROGRAM)]
+    shape = SMALL.recurrence
+    assert shape is not None
+
+    def price(operations: list[HloOperation]) -> Range:
+        return price_recurrence(operations, arrays_of(chunks, tokens=384), schedules, shape, CHIPS["v6e"], 1e9)
+
+    fetched = 0.3e-6 + 4 * 4 * 128 * 128 / CHIPS["v6e"].bytes
+    assert price([kernel, *others]).best == pytest.approx(18 * 4 * (4 * 4e-6 + 2 * 1e-6 + fetched))
+    assert price(others) == Range.of(0.0)  # XLA's operations have prices of their own
+
+
+def test_the_kernel_is_compiled_for_each_number_of_heads() -> None:
+    assert recurrent_sizes(PUBLISHED["qwen3-0.6b"], 1, 8192) == {}
+    assert recurrent_sizes(PUBLISHED["qwen3.5-27b"], 1, 8192) == {}  # three value heads share a key head
+    assert {heads: size.tokens for heads, size in recurrent_sizes(SMALL, 1, 8192).items()} == {4: 4096, 2: 8192}
+    assert recurrent_sizes(WIDE, 2, 2048)[4].shape == RecurrentShape(8, 16, 128, 128, 4)
+
+
+def test_what_surrounds_the_kernel_belongs_to_its_stage() -> None:
+    assert stage_of("jit(step)/layers/while/body/recurrence/gated_delta_tpu/concatenate") == "recurrence"
+
+
 def test_operations_without_a_scope_belong_to_their_loop() -> None:
     assert stage_of("", ("chunks", "narrow")) == "recurrence, products"
     assert stage_of("jit(step)/layers/while/body/recurrence/qkvz/dot_general") == "projections and norms"
@@ -90,16 +128,6 @@ def test_states_are_kept_that_the_next_chunk_or_a_slot_needs() -> None:
     assert [repeats(("chunks", name)) for name in ("kept", "stored", "narrow")] == [2, 1, 1]
     assert repeats(("chunks", "not narrow", "kept")) == 2
     assert (repeats(()), repeats(("write_pages",))) == (1, 0)
-
-
-def test_the_kernel_pairs_short_items_and_fetches_a_state_once() -> None:
-    lens, reads = [64, 30, 20, 20, 20, 40, 10], [EMPTY, CARRIED, 5, 5, 5, 5, 6]
-    writes = [NOWHERE, 5, NOWHERE, NOWHERE, NOWHERE, NOWHERE, 6]
-    chunks = Chunks(*(np.array([*x, 0], np.int32) for x in ([0] * 7, lens, reads, writes)), np.array(7, np.int32))
-    # Blocks: two of the query; two items, one, the longer one; the last, which leaves a state.
-    assert count_work(chunks) == (2 + 3 + 1, 3, 2)
-    again = chunks._replace(reads=np.array([5, 5, 5, 5, 5, 5, 5, 0], np.int32))
-    assert count_work(again).fetched == 2  # the slot has another state since the second chunk
 
 
 def test_the_chunks_of_a_canonical_request_are_planned() -> None:

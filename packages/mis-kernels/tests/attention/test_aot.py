@@ -11,7 +11,7 @@ from mis_kernels.aot.__main__ import BASELINE
 from mis_kernels.aot.calibration import PUBLISHED, published_program, table
 from mis_kernels.aot.programs import AttentionSize, kernel_program
 from mis_kernels.aot.ranges import Range
-from mis_kernels.aot.recurrence import RECURRENT_SHAPES
+from mis_kernels.aot.recurrence import RECURRENT_SIZES
 from mis_kernels.aot.schedules import (
     Around,
     AttentionSchedule,
@@ -203,7 +203,7 @@ def test_the_baseline_covers_all_head_shapes_and_meets_targets() -> None:
         f"attention kv{heads.kv_heads} g{heads.group} d{heads.head_dim} bfloat16" for heads in device_head_shapes()
     } | {
         f"gated delta, {shape.key_heads} key heads, {shape.value_heads} value heads, bfloat16"
-        for shape in RECURRENT_SHAPES
+        for shape, _ in RECURRENT_SIZES
     }
     for target in ("v5e", "v6e:1x1", "v7x"):
         assert names <= stored[target].keys()

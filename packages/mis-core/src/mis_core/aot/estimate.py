@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mis_core.aot.roofline import ITEM_BYTES
+from mis_core.aot.recurrence import recurrent_sizes
 from mis_core.models.config import ModelConfig
 from mis_core.models.layers import windows_of
 from mis_core.models.parallel import spread_heads
@@ -21,14 +21,11 @@ from mis_core.models.published import PUBLISHED
 from mis_kernels.aot.price import kernel_schedules, product_schedules
 from mis_kernels.aot.programs import ProductSize
 from mis_kernels.aot.ranges import Range, total
-from mis_kernels.aot.recurrence import recurrence_program
-from mis_kernels.aot.schedules import GridSchedule
+from mis_kernels.aot.recurrence import recurrence_schedules
 from mis_kernels.aot.targets import TARGETS, environment
-from mis_kernels.aot.worker import run_job
 from mis_kernels.backends.tpu import projection
 from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.tpu.products import fits
-from mis_kernels.backends.tpu.recurrence import step_heads
 
 # The text of a program with its embedding lookup, or copies, on the SparseCore cannot be read back.
 _READABLE = " --xla_tpu_offload_gather_to_sparsecore=false --xla_tpu_enable_offloading_copy_to_sparsecore=false"
@@ -120,16 +117,16 @@ def price_requests(
     )  # fmt: skip
     sizes = product_sizes(spread, tp, TARGETS[target].chip) if quantization == "int8" else {}
     products = product_schedules(target, list(sizes.values())) if sizes else []
-    recurrence: list[GridSchedule] = []
-    shape = None if spread.recurrence is None else spread.recurrence.on_device(tp)
-    if shape is not None and step_heads(step_tokens, ITEM_BYTES, shape) is not None:
-        [row] = run_job(target, recurrence_program, [shape])
-        recurrence = row["schedules"]
+    recurrent = recurrent_sizes(spread, tp, step_tokens)
+    recurrences = recurrence_schedules(target, list(recurrent.values()))
     job = {
-        "recurrence": [each._asdict() for each in recurrence],
         "products": {
             name: (sizes[name], [each._asdict() for each in schedule])
             for name, schedule in zip(sizes, products, strict=True)
+        },
+        "recurrence": {
+            heads: [each._asdict() for each in schedule]
+            for heads, schedule in zip(recurrent, recurrences, strict=True)
         },
         "quantization": quantization, "target": target, "model": model, "requests": list(requests), "dp": dp, "tp": tp,
         "step_tokens": step_tokens, "attention": schedules.attention._asdict(),

@@ -8,8 +8,8 @@ from mis_kernels.aot.chips import Chip
 from mis_kernels.aot.price import price_copy, price_exchange
 from mis_kernels.aot.ranges import Range
 
-KERNEL_OF_CHUNKS = "recurrence"
-"""Stage of a kernel that computes chunks: products and substitution."""
+RECURRENCE = "recurrence"
+"""Stage of the kernel of recurrent layers, and of what XLA computes around it."""
 
 
 def price_program(
@@ -48,13 +48,13 @@ def price_program(
 def stage_of(scope: str, within: tuple[str, ...] = ()) -> str:
     """Return the stage of an operation from the named scopes it was traced under, and from what it is within.
 
-    Some operations of a loop have no scope. Of chunks they count as products, as all does around these.
+    Some operations of a loop have no scope. Of XLA's chunks they count as products, as all does around these.
     """
     parts = scope.split("/")
     if CHUNKS in (*parts, *within):
         return f"recurrence, {next((part for part in ('substitution', 'states') if part in parts), 'products')}"
-    if any(part.startswith("gated_delta") for part in parts):  # what surrounds the kernel
-        return KERNEL_OF_CHUNKS
+    if any(part.startswith("gated_delta") for part in parts):
+        return RECURRENCE
     for stage in ("embed", "write_pages", "label_logits", "log_sum_exp"):
         if stage in parts:
             return stage

@@ -11,23 +11,19 @@ from mis_kernels.segments import NOWHERE
 
 
 class Repeats:
-    """Counts of one step, of the device that has most chunks.
-
-    Attributes:
-        chunks: Those of this device; None: no layer is recurrent.
-    """
+    """Counts of one step, of the device that has most chunks."""
 
     def __init__(self, arrays: StepArrays) -> None:
         """Read the arrays of a step, on the host."""
         self._exchanges = int(arrays.exchanges[0])
         self._branches: dict[str, np.ndarray] = {}
-        self.chunks: Chunks | None = None
+        self._chunks = 0
         if arrays.chunks is not None:
             busiest = int(np.argmax(arrays.chunks.count))
-            self.chunks = jax.tree.map(lambda x: np.asarray(x)[busiest], arrays.chunks)
-            branches = Branches.of(self.chunks, arrays.token_ids.shape[1], NOWHERE)
-            count = int(self.chunks.count)
-            self._branches = {name: np.asarray(taken)[:count] for name, taken in branches._asdict().items()}
+            chunks: Chunks = jax.tree.map(lambda x: np.asarray(x)[busiest], arrays.chunks)
+            self._chunks = int(chunks.count)
+            branches = Branches.of(chunks, arrays.token_ids.shape[1], NOWHERE)
+            self._branches = {name: np.asarray(taken)[: self._chunks] for name, taken in branches._asdict().items()}
 
     def of(self, within: tuple[str, ...]) -> int:
         """Return how often an operation's surroundings are executed in the step (`HloOperation.within`)."""
@@ -37,8 +33,7 @@ class Repeats:
         if loop == EXCHANGES:
             return self._exchanges
         assert loop == CHUNKS, "branches are those of chunks"
-        assert self.chunks is not None, "recurrent layers have chunks"
-        taken = np.ones(int(self.chunks.count), bool)
+        taken = np.ones(self._chunks, bool)
         for name in branches:
             flags = self._branches[name.removeprefix(NOT)]
             taken &= ~flags if name.startswith(NOT) else flags

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from mis_core.aot.hlo import KERNEL, HloOperation, read_operations
-from mis_core.aot.price import KERNEL_OF_CHUNKS, price_program
+from mis_core.aot.price import RECURRENCE, price_program
 from mis_core.aot.programs import cache_pages, cache_slots, compile_head, compile_step, topology_mesh
+from mis_core.aot.recurrence import price_recurrence
 from mis_core.aot.repeats import Repeats
-from mis_core.aot.roofline import ITEM_BYTES
 from mis_core.aot.traffic import plan_requests
 from mis_core.models.config import ModelConfig
 from mis_core.models.layers import attention_layers, windows_of
@@ -35,7 +35,6 @@ from mis_kernels.aot.price import (
     LAUNCH,
     grid_schedule_of,
     price_attention,
-    price_gated_delta,
     price_log_sum_exp,
     price_norm_rope,
     price_page_writes,
@@ -47,7 +46,6 @@ from mis_kernels.aot.ranges import Range, total
 from mis_kernels.aot.targets import TARGETS, Topology
 from mis_kernels.backends import Backend
 from mis_kernels.backends.tpu.backend import TpuBackend
-from mis_kernels.backends.tpu.recurrence import count_work, step_heads
 from mis_kernels.backends.tpu.tiles import TpuTiles, count_single_pages, count_tiles
 from mis_kernels.segments import NOWHERE
 from mis_kernels.target import compiling_for
@@ -94,6 +92,10 @@ def _priced(job: Mapping[str, Any], target: Topology) -> dict[str, Any]:
     heads, layers = spread.attention.on_device(tensor), len(attention_layers(config.layers))
     attends = {False: (backend, schedule_of(job["attention"]))}
     attends[True] = (backend.for_mixed_steps(), schedule_of(job["mixed_attention"]))
+    recurrences = {
+        int(together): [grid_schedule_of(each) for each in described]
+        for together, described in job["recurrence"].items()
+    }
     head = [
         _price_head(_read(program).operations, job, config, chip, clock) for program in compile_head(config, on, shape)
     ]
@@ -103,12 +105,8 @@ def _priced(job: Mapping[str, Any], target: Topology) -> dict[str, Any]:
         scored, windows, is_recurrent = min(size, room.scored), windows_of(config.layers), config.recurrence is not None
         arrays = step_arrays(backend, room, plan, size, scored, windows, is_recurrent=is_recurrent)
         operations = programs[plan.is_mixed, size].operations
-        repeats = Repeats(arrays)
-        for stage, seconds in price_program(operations, clock, chip, repeats.of).items():
+        for stage, seconds in price_program(operations, clock, chip, Repeats(arrays).of).items():
             stages[stage] += seconds
-        if any(each.kind == KERNEL and "gated_delta_tpu" in each.scope.split("/") for each in operations):
-            for stage, seconds in _price_chunks(job, repeats, size, config, chip, clock).items():
-                stages[stage] += seconds
         rows = [shard.rows for shard in plan.shards]
         for tiles, count in _tiles_of_layers(arrays.segments.tiles, config):
             attention = price_attention(
@@ -127,6 +125,9 @@ def _priced(job: Mapping[str, Any], target: Topology) -> dict[str, Any]:
         norm_rope = price_norm_rope(size, job["norm_rope"], heads, chip, clock)
         if not any(ProductSize.read(fields).heads for fields, _ in job["products"].values()):
             stages["norm and RoPE"] += norm_rope * layers
+        if config.recurrence is not None:
+            here = config.recurrence.on_device(tensor)
+            stages[RECURRENCE] += price_recurrence(operations, arrays, recurrences, here, chip, clock)
         for stage, seconds in _price_products(job, size, shape, config, chip, clock).items():
             stages[stage] += seconds
         written = price_page_writes(_written_tokens(arrays), heads.kv_heads, heads.head_dim, chip)
@@ -161,27 +162,6 @@ def _price_products(
         all_rows, few = (price_product(schedules, rows, product, chip=chip, clock_hz=clock) for rows in (size, last))
         stages["mlp" if is_of_mlp else "projections and norms"] += all_rows * (layers - 1) + few
     return dict(stages)
-
-
-def _price_chunks(
-    job: Mapping[str, Any], repeats: Repeats, size: int, config: ModelConfig, chip: Chip, clock: float
-) -> dict[str, Range]:
-    """Return the seconds of the kernel of recurrent layers, and of its waiting for states."""
-    assert config.recurrence is not None, "layers are recurrent"
-    assert repeats.chunks is not None, "they have chunks"
-    shape, chunks = config.recurrence.on_device(job["tp"]), repeats.chunks
-    heads = step_heads(size, ITEM_BYTES, shape)
-    assert heads is not None, "the kernel is in the program"
-    work, schedules = count_work(chunks), [grid_schedule_of(each) for each in job["recurrence"]]
-
-    def seconds(blocks: int, kept: int, fetched: int) -> Range:
-        layer = price_gated_delta(schedules, blocks, kept, fetched, shape=shape, heads=heads, chip=chip, clock_hz=clock)
-        return layer * config.recurrent_layers
-
-    return {
-        KERNEL_OF_CHUNKS: seconds(work.blocks, work.kept, 0),
-        "recurrence, states": seconds(0, 0, work.fetched),
-    }
 
 
 def _price_head(

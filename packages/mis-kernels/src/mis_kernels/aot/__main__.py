@@ -23,7 +23,7 @@ from mis_kernels.aot.programs import (
     product_program,
     sharded_program,
 )
-from mis_kernels.aot.recurrence import RECURRENT_SHAPES, recurrence_program
+from mis_kernels.aot.recurrence import RECURRENT_SIZES, recurrence_program
 from mis_kernels.aot.targets import SINGLE_CHIP, TARGETS
 from mis_kernels.aot.worker import run_job
 from mis_kernels.backends.tpu.projection import is_faster
@@ -86,7 +86,7 @@ def jobs(name: str, quick: bool) -> list[Callable[[], list[Row]]]:
         partial(run_job, name, glue_program, shapes),
         partial(run_job, name, head_program, QUICK_SIZES if quick else SIZES),
         partial(run_job, name, product_program, products),
-        partial(run_job, name, recurrence_program, RECURRENT_SHAPES[:1] if quick else RECURRENT_SHAPES),
+        partial(run_job, name, recurrence_program, RECURRENT_SIZES[:1] if quick else RECURRENT_SIZES),
         partial(run_job, name, layers_program, shapes, dumps=False),
         *([] if quick else [partial(run_job, name, growth_program, GROWTH, dumps=False)]),
     ]

@@ -1,11 +1,9 @@
 """Recurrent layers on TPUs: one kernel for all chunks of a step, some value heads at a time."""
 
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
@@ -15,8 +13,7 @@ from mis_kernels.backends.tpu.fetch import LANES, in_hbm
 from mis_kernels.backends.tpu.recurrence_kernel import KernelSizes, gated_delta_kernel
 from mis_kernels.backends.tpu.windows import ALIGNED, FETCHED, SCRATCH_ROWS
 from mis_kernels.backends.xla import recurrence as xla
-from mis_kernels.recurrence import CARRIED, Chunks, RecurrentShape, RecurrentStates
-from mis_kernels.segments import NOWHERE
+from mis_kernels.recurrence import Chunks, RecurrentShape, RecurrentStates
 from mis_kernels.target import target, tpu_chip
 
 MOST_HEADS = 4
@@ -43,38 +40,6 @@ def step_heads(tokens: int, itemsize: int, shape: RecurrentShape) -> int | None:
         if divides and 2 * tokens * row <= _ROWS_BYTES:
             return heads
     return None
-
-
-class KernelWork(NamedTuple):
-    """What the kernel does for a list of chunks, in each grid step.
-
-    Attributes:
-        blocks: Chunks, of which two that are computed together count once.
-        kept: Those whose state is carried or stored.
-        fetched: Copies of a state from a slot, for which a block waits.
-    """
-
-    blocks: int
-    kept: int
-    fetched: int
-
-
-def count_work(chunks: Chunks) -> KernelWork:
-    """Return what the kernel does for chunks on the host, in whose slots no number is past the last."""
-    count = int(chunks.count)
-    rows = (np.asarray(x)[:count].tolist() for x in chunks[1:4])
-    lens, reads, writes = (dict(enumerate(x)) for x in rows)
-    kept = {number: writes[number] < NOWHERE or reads.get(number + 1) == CARRIED for number in range(count)}
-    number, blocks, fetched, held = 0, 0, 0, None
-    while number < count:
-        after, read = number + 1, reads[number]
-        is_alike = read != CARRIED and reads.get(after) == read and max(lens[number], lens[after]) <= WINDOW
-        last = after if is_alike and not (kept[number] or kept[after]) else number
-        fetched += read >= 0 and read != held
-        held = read if read >= 0 else held
-        held = None if held == writes[number] else held
-        number, blocks = last + 1, blocks + 1
-    return KernelWork(blocks, sum(kept.values()), fetched)
 
 
 def tpu_gated_delta(
