@@ -188,6 +188,21 @@ def test_an_items_bits_are_those_that_it_has_alone(interpret: bool) -> None:
 
 
 @pytest.mark.tpu
+@pytest.mark.parametrize("fault", [np.nan, np.inf, 3e38])
+def test_an_item_that_overflows_changes_no_other(fault: float, interpret: bool) -> None:
+    """Zeros that one item has of another would be NaN in products; values of 3e38 overflow there."""
+    rows, entries = rows_of(TOKENS, SHAPE), [(20 * number, 20, 2, NOWHERE) for number in range(5)]
+    wanted, _ = by_kernel(rows, entries, interpret)
+    for number in (1, 2):  # the second of a block, and the first of the next
+        faulty = Rows(*(x.copy() for x in rows))
+        faulty.inputs[20 * number + 5] = fault
+        found, _ = by_kernel(faulty, entries, interpret)
+        is_own = np.arange(TOKENS) // 20 == number
+        assert_bits_equal(found[~is_own], wanted[~is_own])
+        assert not np.array_equal(found[is_own], wanted[is_own])
+
+
+@pytest.mark.tpu
 def test_a_sequence_in_several_calls_keeps_its_bits(interpret: bool) -> None:
     rows = rows_of(TOKENS, SHAPE)
     whole, after = by_kernel(rows, segment(0, 200, 2, 1), interpret)

@@ -47,13 +47,13 @@ class ChunkWalk(NamedTuple):
     count: Ref
     slots: int
 
-    def visit(self, number: Array, held: Array) -> Visit:
-        """Return what is done for a chunk, with the state of a slot in VMEM."""
+    def visit(self, number: Array, held: Array, is_alone: Array | bool = False) -> Visit:
+        """Return what is done for a chunk, which may have to be alone, with the state of a slot in VMEM."""
         read, write = self.reads[number], self.writes[number]
         is_stored = write < self.slots
         after = jnp.where(read >= 0, read, held)
         return Visit(
-            last=self._last_beside(number),
+            last=jnp.where(is_alone, number, self._last_beside(number)),
             is_kept=self._is_kept(number),
             is_stored=is_stored,
             is_fetched=(read >= 0) & (read != held),
@@ -99,7 +99,7 @@ class WalkCounts(NamedTuple):
 
 
 def count_walk(chunks: Chunks, slots: int) -> WalkCounts:
-    """Walk over a step's chunks without computing them.
+    """Walk over a step's chunks without computing them; no item is taken to be one that has to be computed alone.
 
     Args:
         chunks: Of one device, on the host.

@@ -9,6 +9,7 @@ Matrices of a row for each row are *packed*: those of all heads lie side by side
 several heads are one, with a matrix that has theirs along its diagonal, so that they fill a matrix unit.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -28,6 +29,10 @@ _BLOCK = WINDOW // 2
 
 _LEAST_DECAY = -128.0
 """Log of a decay that is zero in float32; sums of such numbers stay finite."""
+
+
+_MOST_VALUE = 2.0**126
+"""Values up to here stay finite where products split them into parts of bfloat16."""
 
 
 class BlockRows(NamedTuple):
@@ -83,17 +88,18 @@ def read_and_solve(
 
     is_seen = _is_seen(heads, is_one)
     between = _sums_between(rows.decay)
-    fade = jnp.where(is_seen, jnp.exp(between), 0.0)
+    fade = jnp.exp(between)
     from_start = [_from_start(between, rows.decay, head, is_one) for head in range(heads)]
     row, column = _positions(heads)
-    lower = jnp.where(row > column, overlaps[CHUNK:] * fade * _spread(rows.rate), 0.0)
+    # Selected, not multiplied by zero: what one item has may not be finite.
+    lower = jnp.where(is_seen & (row > column), overlaps[CHUNK:] * fade * _spread(rows.rate), 0.0)
     inverse = _inverse(lower, heads, unit)
     right = [
         rate * (v - start * found[CHUNK:])
         for rate, v, start, found in zip(rows.rate, rows.values, from_start, of_memory, strict=True)
     ]
     values = _packed_products(inverse, right, unit)
-    within = _packed_products(overlaps[:CHUNK] * fade, values, unit)
+    within = _packed_products(jnp.where(is_seen, overlaps[:CHUNK] * fade, 0.0), values, unit)
     out = [start * found[:CHUNK] + own for start, found, own in zip(from_start, of_memory, within, strict=True)]
     return out, LearntRows(values, from_start, fade[-1:])
 
@@ -107,6 +113,15 @@ def forget_and_learn(memory: Sequence[Array], keys: Sequence[Array], learnt: Lea
         for old, start, new in zip(memory[first:last], learnt.from_start[first:last], news, strict=True):
             after.append(old * start[-1:] + new)
     return after
+
+
+def are_bounded(learnt: LearntRows) -> Array:
+    """Return whether no product of a row of one window and a zero of the other was anything but zero.
+
+    Whatever is not finite makes what its own window learns so, and by products what the other does.
+    """
+    exceeds = [jnp.where(jnp.abs(values) < _MOST_VALUE, 0.0, 1.0) for values in learnt.values]  # NaN does, too
+    return jnp.max(functools.reduce(jnp.maximum, exceeds)) == 0.0
 
 
 def _positions(heads: int) -> tuple[Array, Array]:

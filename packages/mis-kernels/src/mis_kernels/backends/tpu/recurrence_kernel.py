@@ -9,7 +9,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
 from mis_kernels.backends.tpu.chunk_walk import NO_SLOT, ChunkWalk
-from mis_kernels.backends.tpu.delta_rule import BlockRows, forget_and_learn, read_and_solve
+from mis_kernels.backends.tpu.delta_rule import BlockRows, are_bounded, forget_and_learn, read_and_solve
 from mis_kernels.backends.tpu.fetch import LANES, Ref
 from mis_kernels.backends.tpu.windows import HeadInputs, WindowPair
 from mis_kernels.recurrence import CARRIED, EMPTY, RecurrentShape
@@ -76,21 +76,24 @@ def gated_delta_kernel(
         for index in range(number)
     ]
 
-    def compute(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        number, held, is_storing = carry
-        read, visit = reads[number], walk.visit(number, held)
+    def compute(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        number, held, is_storing, is_alone = carry
+        read, visit = reads[number], walk.visit(number, held, is_alone)
         # What is to be read may still be on its way to its slot, and what is on its way is not to change.
         pl.when(is_storing & (visit.is_fetched | visit.is_kept))(states.await_stored)
         pl.when(visit.is_fetched)(lambda: states.fetch(read))
         start = jnp.where(read == EMPTY, _ZEROS, jnp.where(read == CARRIED, _LEFT, _SLOT))
         both, is_one = walk.windows(number, visit.last, tokens=q.shape[0]), visit.last == number
-        _compute_block(WindowPair(parts, joined, *both, is_one=is_one), states, start, rates, out, visit.is_kept, sizes)
+        block = WindowPair(parts, joined, *both, is_one=is_one)
+        is_sound = _compute_block(block, states, start, rates, out, visit.is_kept, sizes)
         pl.when(visit.is_stored)(lambda: states.begin_to_store(writes[number]))
-        is_settled = visit.is_fetched | visit.is_kept
-        return visit.last + 1, visit.held, jnp.where(is_settled, visit.is_stored, is_storing)
+        is_storing = jnp.where(visit.is_fetched | visit.is_kept, visit.is_stored, is_storing)
+        # Products carry what is not finite from one item to the other: then each is computed by itself.
+        is_again = ~is_one & ~is_sound
+        return jnp.where(is_again, number, visit.last + 1), visit.held, is_storing, is_again
 
-    start = jnp.int32(0), jnp.int32(NO_SLOT), jnp.bool_(False)
-    *_, is_storing = lax.while_loop(lambda carry: carry[0] < count[0], compute, start)
+    start = jnp.int32(0), jnp.int32(NO_SLOT), jnp.bool_(False), jnp.bool_(False)
+    _, _, is_storing, _ = lax.while_loop(lambda carry: carry[0] < count[0], compute, start)
     pl.when(is_storing)(states.await_stored)
 
 
@@ -136,8 +139,12 @@ class _States:
 
 def _compute_block(
     windows: WindowPair, states: _States, start: Array, rates: Ref, out: Ref, is_kept: Array, sizes: KernelSizes
-) -> None:
-    """Compute two windows, of one chunk or of two that start from the same state; keep the state after the first."""
+) -> Array:
+    """Compute two windows, of one chunk or of two that start from the same state; keep the state after the first.
+
+    Returns:
+        Whether neither changed the other.
+    """
     heads, keys = sizes.heads, sizes.keys
     mixed = windows.mixed(states.inputs, start)
     queries, keys_of = ([_normalised(x) for x in mixed[first : first + keys]] for first in (0, keys))
@@ -162,6 +169,8 @@ def _compute_block(
         for head, after in enumerate(forget_and_learn(memory(), rows.keys, learnt, sizes.matrix_unit)):
             states.memory[_LEFT, head] = after
         windows.keep_inputs(states.inputs.at[_LEFT])
+
+    return are_bounded(learnt)
 
 
 def _normalised(x: Array) -> Array:
