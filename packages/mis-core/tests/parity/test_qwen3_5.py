@@ -67,7 +67,8 @@ def recur_plainly(shape: RecurrentShape) -> Callable:
     """Return a `recur` for one sequence, token by token: equation 10 of arXiv 2412.06464."""
 
     def recur(inputs: Array, decay: Array, rate: Array, kernel: Array, cache: Any, number: Array) -> tuple[Array, Any]:
-        padded = jnp.pad(inputs.astype(jnp.float32), ((shape.taps - 1, 0), (0, 0)))
+        inputs = inputs[:, : shape.channels].astype(jnp.float32)
+        padded = jnp.pad(inputs, ((shape.taps - 1, 0), (0, 0)))
         taps = [padded[tap : tap + len(inputs)] * kernel[:, tap] for tap in range(shape.taps)]
         mixed = jax.nn.silu(sum(taps))
         width = shape.key_heads * shape.key_dim

@@ -10,7 +10,7 @@ from mis_kernels.segments import IntArray
 
 
 def gated_delta(
-    inputs: Float[Array, "tokens channels"],
+    inputs: Float[Array, "tokens columns"],
     decay: Float32[Array, "tokens value_heads"],
     rate: Float32[Array, "tokens value_heads"],
     kernel: Float32[Array, "channels taps"],
@@ -28,6 +28,7 @@ def gated_delta(
 
     Args:
         inputs: What goes into the convolution: the queries of all heads, then the keys, then the values. bf16 or f32.
+            Columns behind these are not read: a product that made them, too, need not be cut.
         decay: Log of the factor by which memory fades at each row, at most 0.
         rate: How much of the difference between a row's value and what memory has at its key is learnt, 0 to 1.
         kernel: Factors of the convolution, a row's own the last.
@@ -55,7 +56,7 @@ def gated_delta(
 
 
 def gated_delta_decode(
-    inputs: Float[Array, "rows channels"],
+    inputs: Float[Array, "rows columns"],
     decay: Float32[Array, "rows value_heads"],
     rate: Float32[Array, "rows value_heads"],
     kernel: Float32[Array, "channels taps"],
@@ -109,7 +110,7 @@ def _check_recurrence(
         raise ValueError(f"shape: {shape.value_heads} value heads are not a multiple of {shape.key_heads} key heads")
     tokens, slots, last = len(inputs), len(states.memory), shape.taps - 1
     expected = {
-        "inputs": (inputs, (tokens, shape.channels)),
+        "inputs": (inputs, (tokens, max(inputs.shape[1], shape.channels))),
         "decay": (decay, (tokens, shape.value_heads)),
         "rate": (rate, (tokens, shape.value_heads)),
         "kernel": (kernel, (shape.channels, shape.taps)),

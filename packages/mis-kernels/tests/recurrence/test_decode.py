@@ -25,6 +25,16 @@ def decoded(
 
 
 @pytest.mark.parametrize("backend", ["xla", "reference"])
+def test_columns_behind_the_inputs_are_not_read(backend: str) -> None:
+    rows = rows_of(2)
+    wide = rows._replace(inputs=np.pad(rows.inputs, ((0, 0), (0, 16)), constant_values=np.nan))
+    found, after = decoded(wide, [4, 0], states_of(), backend=backend)
+    wanted, states = decoded(rows, [4, 0], states_of(), backend=backend)
+    for one, other in ((found, wanted), *zip(after, states, strict=True)):
+        assert_bits_equal(np.asarray(one), np.asarray(other))
+
+
+@pytest.mark.parametrize("backend", ["xla", "reference"])
 @pytest.mark.parametrize(
     "shape",
     [

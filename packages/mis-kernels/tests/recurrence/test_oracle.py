@@ -1,5 +1,6 @@
 """Recurrent layers against PyTorch: transformers' convolution, and both of its gated delta rules."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from kernel_cases import ON_CPU, on_host
 from mis_kernels import EMPTY, RecurrentShape, RecurrentStates, gated_delta
 from mis_kernels.backends import ANY_HEADS, choose
+from mis_testing.bits import assert_bits_equal
 from mis_testing.grids import part
 from mis_testing.tolerances import rounding
 from recurrent_cases import (
@@ -144,6 +146,14 @@ def test_rows_in_bfloat16_are_computed_in_float32(backend: str) -> None:
     assert_close(np.asarray(found), wanted)
 
 
+@pytest.mark.parametrize("backend", [*ON_CPU, "reference"])
+def test_columns_behind_the_inputs_are_not_read(backend: str) -> None:
+    rows, entries = rows_of(40), segment(0, 40, SLOT, TARGET)
+    wide = rows._replace(inputs=np.pad(rows.inputs, ((0, 0), (0, 16)), constant_values=np.nan))
+    for one, other in zip(*(jax.tree.leaves(computed(x, entries, None, backend)) for x in (wide, rows)), strict=True):
+        assert_bits_equal(one, other)
+
+
 def test_the_limit_is_about_a_hundred_thousandth() -> None:
     assert rounding("float32", terms=1) < LIMIT < 1e-5
 
@@ -151,7 +161,7 @@ def test_the_limit_is_about_a_hundred_thousandth() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"shape": SHAPE._replace(value_dim=8)}, r"inputs: expected \[64, 160\], got \[64, 192\]"),
+        ({"shape": SHAPE._replace(value_dim=32)}, r"inputs: expected \[64, 256\], got \[64, 192\]"),
         ({"chunks": listed([])._replace(lens=np.zeros(3, np.int32))}, r"chunks.lens: expected \[16\], got \[3\]"),
         ({"kernel": jnp.zeros((192, 3))}, r"kernel: expected \[192, 4\], got \[192, 3\]"),
         ({"states": RecurrentStates.zeros(2, SHAPE._replace(taps=3))}, r"states.inputs: expected \[2, 3, 192\]"),

@@ -65,8 +65,8 @@ class RecurrentLayer(Block):
             with jax.named_scope("qkvz"):
                 qkvz = materialised(self.qkvz.get_value().linear(normed.rows, norm=normed.norm))
             decay, rate = self._rates(normed)
-            inputs, gate = jnp.split(qkvz, [len(self.convolution[...])], axis=1)
-            output, cache = recur(inputs, decay, rate, self.convolution[...], cache, number)
+            gate = qkvz[:, len(self.convolution[...]) :]
+            output, cache = recur(qkvz, decay, rate, self.convolution[...], cache, number)
             gated = self._gated(output, gate)
             with jax.named_scope("out"):
                 x = self.added(x, gated, "out")

@@ -32,6 +32,6 @@ def gated_delta(
     out = jax.ShapeDtypeStruct((len(inputs), shape.value_heads, shape.value_dim), jnp.float32)
     slots = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), states)
     call = jax.ffi.ffi_call("mis_gated_delta", (out, *slots), input_output_aliases={4: 1, 5: 2})
-    lists = map(jnp.asarray, chunks)
-    found, *left = call(to_bits(inputs), decay, rate, kernel, *states, *lists, key_heads=np.int32(shape.key_heads))
+    lists, read = map(jnp.asarray, chunks), to_bits(inputs[:, : shape.channels])
+    found, *left = call(read, decay, rate, kernel, *states, *lists, key_heads=np.int32(shape.key_heads))
     return found, RecurrentStates(*left)

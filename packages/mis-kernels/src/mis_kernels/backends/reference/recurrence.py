@@ -20,6 +20,7 @@ def gated_delta(
 ) -> tuple[Array, RecurrentStates]:
     """Compute one token after the other. Arguments and result as in `mis_kernels.gated_delta`."""
     rows, lens, reads, writes, count = map(jnp.asarray, chunks)
+    inputs = inputs[:, : shape.channels]
     each_key_head, keys = shape.value_heads // shape.key_heads, shape.key_heads * shape.key_dim
 
     def token(row: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:

@@ -23,7 +23,7 @@ def gated_delta_decode(
     shape: RecurrentShape,
 ) -> tuple[Array, RecurrentStates]:
     """Compute row after row. Arguments and result as in `mis_kernels.gated_delta_decode`."""
-    inputs, kernel = inputs.astype(jnp.float32), kernel.T
+    inputs, kernel = inputs[:, : shape.channels].astype(jnp.float32), kernel.T
     fades = jnp.exp(decay)
 
     def token(row: Array, carry: tuple[Array, RecurrentStates]) -> tuple[Array, RecurrentStates]:

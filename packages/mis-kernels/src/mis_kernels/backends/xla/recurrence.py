@@ -60,7 +60,7 @@ def gated_delta(
 ) -> tuple[Array, RecurrentStates]:
     """Compute chunk after chunk. Arguments and result as in `mis_kernels.gated_delta`."""
     tokens, slots = len(inputs), len(states.memory)
-    lacking = max(CHUNK - tokens, 0)
+    lacking, inputs = max(CHUNK - tokens, 0), inputs[:, : shape.channels]
     inputs, decay, rate = (jnp.pad(x, ((0, lacking), (0, 0))) for x in (to_bits(inputs), decay, rate))
     kernel = kernel.T
     rows, lens, reads, writes, count = map(jnp.asarray, chunks)
