@@ -57,7 +57,7 @@ def test_a_limit_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unknown_limit_is_refused_with_all_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MIS_MAX_ISA", "avx3")
-    with pytest.raises(ValueError, match=r"MIS_MAX_ISA: 'avx3' is none of SSE4_2, AVX, AVX2, AVX512, AVX512_VNNI, "):
+    with pytest.raises(ValueError, match=r"MIS_MAX_ISA: 'avx3' is not one of SSE4_2, AVX, AVX2, AVX512, AVX512_VNNI, "):
         library._flags.__wrapped__()
 
 

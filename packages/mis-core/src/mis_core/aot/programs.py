@@ -73,7 +73,7 @@ def compile_step(
         empty = jax.eval_shape(partial(RecurrentStates.zeros, on_all, config.recurrence))
         states = jax.tree.map(lambda x, spec: on_mesh(x.shape, x.dtype, spec), empty, BY_SLOT)
     cache = Cache((by_page, by_page), states)  # of shapes
-    step = make_step(graph, abstract, mesh, pages, backend, slots=slots)
+    step = make_step(graph, abstract, mesh, pages, backend, slots=0 if states is None else slots)
     tokens, scored = (SLOTS, SLOTS) if plan.is_decoding else (shape.tokens, min(shape.scored, shape.tokens))
     is_recurrent = states is not None
     arrays = step_arrays(backend, shape, plan, tokens, scored, windows_of(config.layers), is_recurrent=is_recurrent)
