@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from mis_bench.checkpoints import CheckpointError, resolve_checkpoint
-from mis_testing.shapes import SHAPES, CheckpointShape, divided
+from mis_testing.published import SHAPES, divided
+from mis_testing.shapes import CheckpointShape
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +78,6 @@ def test_what_is_not_there_is_named(spec: str, message: str) -> None:
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mis_testing.shapes", None)
+    monkeypatch.setitem(sys.modules, "mis_testing.published", None)
     with pytest.raises(CheckpointError, match=r"mis-bench\[random\]"):
         resolve_checkpoint("random:qwen3-0.6b/64")

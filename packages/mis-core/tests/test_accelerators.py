@@ -20,7 +20,7 @@ from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
 from mis_testing.compilations import count_compilations
 from mis_testing.oracle import PointwiseOracle
-from mis_testing.shapes import SHAPES
+from mis_testing.published import SHAPES
 from mis_testing.tolerances import assert_scores_close
 
 LABELS = [271, 269, 276, 5]

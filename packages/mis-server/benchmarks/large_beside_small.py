@@ -16,8 +16,8 @@ import httpx
 import numpy as np
 
 from mis_testing.checkpoint import tiny_checkpoint
+from mis_testing.published import SHAPES
 from mis_testing.server import RunningServer
-from mis_testing.shapes import SHAPES
 
 TIMES_SMALL, TIMES_LARGE = 2, 4
 """Most times as long as alone: a small request beside the large one, one step more not counted; the large one."""

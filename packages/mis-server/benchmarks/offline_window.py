@@ -33,7 +33,7 @@ import instant_engine
 
 from mis_testing.checkpoint import tiny_checkpoint
 from mis_testing.corpus import corpus
-from mis_testing.shapes import SHAPES, divided
+from mis_testing.published import SHAPES, divided
 
 PACKAGES = ("mis-kernels", "mis-core", "mis-server", "mis-bench", "mis-testing")
 _SAMPLE_S = 0.2

@@ -42,7 +42,7 @@ def resolve_checkpoint(spec: str) -> Path:
 def _random(name: str) -> Path:
     try:
         from mis_testing.checkpoint import divided_checkpoint
-        from mis_testing.shapes import SHAPES
+        from mis_testing.published import SHAPES
     except ImportError:
         raise CheckpointError("Random checkpoints need mis-testing: pip install 'mis-bench[random]'.") from None
     match = re.fullmatch(r"([^/]*)(?:/([1-9][0-9]{0,8}))?", name)

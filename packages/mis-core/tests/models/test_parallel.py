@@ -14,7 +14,8 @@ from mis_core.models.parallel import spread_heads
 from mis_core.models.published import PUBLISHED
 from mis_kernels.heads import HEAD_SHAPES, TENSOR_PARALLEL, HeadShape, device_head_shapes
 from mis_testing.checkpoint import config_json
-from mis_testing.shapes import SHAPES, CheckpointShape
+from mis_testing.published import SHAPES
+from mis_testing.shapes import CheckpointShape
 
 
 @pytest.mark.parametrize(

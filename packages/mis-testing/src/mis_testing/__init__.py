@@ -6,7 +6,8 @@ imports this package: its extra `random` makes checkpoints of random weights, an
 """
 
 from mis_testing.checkpoint import tiny_checkpoint
-from mis_testing.shapes import SHAPES, CheckpointShape
+from mis_testing.published import SHAPES
+from mis_testing.shapes import CheckpointShape
 
 __version__ = "0.2.0"
 

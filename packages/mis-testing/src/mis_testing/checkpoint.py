@@ -10,7 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from mis_testing.shapes import GEMMA, SHAPES, CheckpointShape, divided
+from mis_testing.published import SHAPES, divided
+from mis_testing.shapes import GEMMA, CheckpointShape
 from mis_testing.tokenizer import HABITS, build_tokenizer, write_tokenizer
 from mis_testing.weights import write_weights
 
@@ -49,7 +50,7 @@ def tiny_checkpoint(path: str | Path, family: str = "qwen3", **sizes: Any) -> Pa
 
 
 def divided_checkpoint(folder: Path, shape: str, divisor: int) -> None:
-    """Write a checkpoint with random weights of a published shape, its sizes divided (`shapes.divided`).
+    """Write a checkpoint with random weights of a published shape, its sizes divided (`published.divided`).
 
     It is written beside the folder and renamed, so that the folder is complete or absent; another process may be first.
 
