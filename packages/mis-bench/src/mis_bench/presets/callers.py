@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from mis_bench.options import ABOVE_0, adding, checkpoint
+from mis_bench.options import ABOVE_0, adding
+from mis_bench.presets.arithmetic import least_flops_of
 from mis_bench.presets.bench import POSITIVE, Bench, numbers
 from mis_bench.results.records import Cache, Case, Gates, LoadLevel
-from mis_bench.workload import build_workload
-from mis_core.errors import ModelError
 
 if TYPE_CHECKING:
     from mis_bench.results.summary import Measured
@@ -90,7 +89,7 @@ def _cases(bench: Bench, options: CallersOptions) -> Iterator[Case]:
         for share in shares
     }
     for (cache, known), load, target in product(_CACHES.items(), options.load_names or LOADS, bench.planned):
-        flops = _least_flops(LOADS[load], target.model, is_known=cache == "warm")
+        flops = least_flops_of(LOADS[load], target.model, is_known=cache == "warm")
         case = partial(Case, target=target.name, workload=bench.part(LOADS[load]), cache=cache, flops=flops)
         for words, level in levels.items():
             is_first = level is next(iter(levels.values()))
@@ -101,20 +100,3 @@ def _cases(bench: Bench, options: CallersOptions) -> Iterator[Case]:
                 warmups=int(is_first),
                 is_gated=is_first,
             )
-
-
-def _least_flops(workload: str, model: str | None, *, is_known: bool) -> float | None:
-    """Return the least operations of a request, those of a known query left out; None without a model's shape."""
-    directory = checkpoint(model)
-    if directory is None:
-        return None
-    from mis_core.aot.roofline import least_flops
-    from mis_core.models.config import read_model_config
-
-    try:
-        config = read_model_config(directory, ignore_unknown=True)
-    except ModelError:  # another target's: ours would have been refused before
-        return None
-    request = build_workload(workload).request
-    known = least_flops(config, request | {"items": []}, normalised=True) if is_known else 0.0
-    return least_flops(config, request, normalised=True) - known
