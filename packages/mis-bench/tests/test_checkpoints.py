@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mis_bench.checkpoints import CheckpointError, resolve_checkpoint
-from mis_testing.published import SHAPES, divided
+from mis_testing.published import PRUNED, SHAPES, divided
 from mis_testing.shapes import CheckpointShape
 
 
@@ -40,6 +40,13 @@ def test_a_random_checkpoint_is_written_once_and_complete(cache: Path) -> None:
     assert [path.name for path in cache.iterdir()] == [folder.name]
 
 
+def test_a_pruned_shape_has_fewer_layers() -> None:
+    whole, pruned = SHAPES["qwen3-0.6b"], PRUNED["qwen3-0.6b-16-layers"]
+    assert pruned == whole | {"num_hidden_layers": 16}
+    folder = resolve_checkpoint("random:qwen3-0.6b-16-layers/64")
+    assert json.loads((folder / "config.json").read_text())["hidden_size"] == 32
+
+
 def test_a_write_that_fails_leaves_nothing_behind(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, **_: object) -> None:
         (path / "config.json").write_text("{}")
@@ -51,15 +58,15 @@ def test_a_write_that_fails_leaves_nothing_behind(cache: Path, monkeypatch: pyte
     assert list(cache.iterdir()) == []
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [*SHAPES, *PRUNED])
 @pytest.mark.parametrize("divisor", [1, 2, 3, 16, 1000])
 def test_divided_shapes_are_valid_and_no_larger(shape: str, divisor: int) -> None:
-    sizes = divided(SHAPES[shape], divisor)
+    sizes = divided((SHAPES | PRUNED)[shape], divisor)
     CheckpointShape.of(**sizes)
     assert len(sizes.get("layer_types", ())) in (0, sizes["num_hidden_layers"])
     assert sizes["num_hidden_layers"] % sizes.get("full_attention_interval", 1) == 0
     counted = [name for name in sizes if name.startswith(("num_", "hidden", "inter", "linear"))]
-    assert all(0 < sizes[name] <= SHAPES[shape][name] for name in counted)
+    assert all(0 < sizes[name] <= (SHAPES | PRUNED)[shape][name] for name in counted)
 
 
 @pytest.mark.parametrize(

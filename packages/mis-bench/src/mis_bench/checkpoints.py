@@ -42,13 +42,13 @@ def resolve_checkpoint(spec: str) -> Path:
 def _random(name: str) -> Path:
     try:
         from mis_testing.checkpoint import divided_checkpoint
-        from mis_testing.published import SHAPES
+        from mis_testing.published import PRUNED, SHAPES
     except ImportError:
         raise CheckpointError("Random checkpoints need mis-testing: pip install 'mis-bench[random]'.") from None
     match = re.fullmatch(r"([^/]*)(?:/([1-9][0-9]{0,8}))?", name)
     shape, divisor = match.groups("1") if match else ("", "")
-    if shape not in SHAPES:
-        known = ", ".join(sorted(SHAPES))
+    if shape not in (shapes := SHAPES | PRUNED):
+        known = ", ".join(sorted(shapes))
         raise CheckpointError(f"There is no shape {name[:80]!r}; known are {known}. SHAPE/DIVISOR divides one.")
     folder = cache_folder() / f"{shape}-{divisor}-{mis_bench.__version__}"
     if not folder.is_dir():

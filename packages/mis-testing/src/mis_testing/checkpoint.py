@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from mis_testing.published import SHAPES, divided
+from mis_testing.published import PRUNED, SHAPES, divided
 from mis_testing.shapes import GEMMA, CheckpointShape
 from mis_testing.tokenizer import HABITS, build_tokenizer, write_tokenizer
 from mis_testing.weights import write_weights
@@ -50,7 +50,7 @@ def tiny_checkpoint(path: str | Path, family: str = "qwen3", **sizes: Any) -> Pa
 
 
 def divided_checkpoint(folder: Path, shape: str, divisor: int) -> None:
-    """Write a checkpoint with random weights of a published shape, its sizes divided (`published.divided`).
+    """Write a checkpoint with random weights of a published or pruned shape, its sizes divided (`published.divided`).
 
     It is written beside the folder and renamed, so that the folder is complete or absent; another process may be first.
 
@@ -60,7 +60,7 @@ def divided_checkpoint(folder: Path, shape: str, divisor: int) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        tiny_checkpoint(partial, **divided(SHAPES[shape], divisor))
+        tiny_checkpoint(partial, **divided((SHAPES | PRUNED)[shape], divisor))
         partial.chmod(0o755)
         try:
             partial.rename(folder)

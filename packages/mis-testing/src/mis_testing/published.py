@@ -133,6 +133,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 """
 
 
+PRUNED: dict[str, dict[str, Any]] = {"qwen3-0.6b-16-layers": SHAPES["qwen3-0.6b"] | {"num_hidden_layers": 16}}
+"""Published sizes with fewer layers, as models have them that were pruned for ranking."""
+
 _MULTIPLE = 32  # divided widths stay a multiple of this
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from mis_bench.options import ABOVE_0, adding
+from mis_bench.presets import shapes
 from mis_bench.presets.bench import POSITIVE, Bench, BenchOptions, finish, measuring_options, show
 from mis_bench.presets.callers import PROFILE, CallersOptions, callers_options, measure_callers
 from mis_bench.results.records import Cache, Case, Gates, LoadLevel, WorkloadPart
@@ -62,7 +63,7 @@ gate_options = adding(
 @click.option(
     "--profile",
     "profile_name",
-    type=click.Choice([*PROFILES, PROFILE]),
+    type=click.Choice([*PROFILES, PROFILE, shapes.PROFILE]),
     show_default="standard, or none with --workload",
     help="Profile, which says how large requests are and how often each is sent.",
 )
@@ -139,6 +140,9 @@ def run(
     The profile `callers` has loads of many callers instead. In a closed load each caller waits for its answer before it
     asks again. In an open load requests arrive at a share of the rate that the most callers reached.
 
+    The profile `shapes` has six requests of the sizes that others publish figures for. Without --model it measures them
+    with random weights of Qwen3-0.6B's shape, and one of them with 16 of its 28 layers.
+
     The exit status is 1 if a request failed, a row missed a limit, or a row is a regression against --baseline. It is 2
     if no row can be compared with the baseline.
     """
@@ -158,6 +162,12 @@ def run(
         if profile_name or workloads or runs or rounds or rate or baseline:
             raise click.UsageError("--trace excludes --profile, --workload, --runs, --rounds, --rate and --baseline.")
         finish(show(_play(options, trace_name, warmups, concurrency, gates)))
+        return
+    if profile_name == shapes.PROFILE:
+        if workloads or concurrency or rate:
+            raise click.UsageError("--profile shapes excludes --workload, --concurrency and --rate.")
+        found = shapes.measure_shapes(options, runs=runs, warmups=warmup_runs, rounds=rounds, gates=gates)
+        _judge(show(found), baseline, regression_threshold)
         return
     runs = runs or profile.runs
     if not rate and (concurrency or 1) > min(runs, warmups):

@@ -171,6 +171,10 @@ class Plan(Artifact, schema="mis-plan-v2", older=("mis-plan-v1",)):
         """Return a target by its name."""
         return next(target for target in self.targets if target.name == name)
 
+    def are_open_together(self, *names: str) -> bool:
+        """Whether targets are open together."""
+        return len({self.target(name).group for name in names}) == 1
+
     def reference_among(self, opened: Iterable[str]) -> str | None:
         """Return the target that others are held against: the reference, or the first other one that was opened."""
         if self.reference is None:
