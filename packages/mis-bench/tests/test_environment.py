@@ -1,5 +1,7 @@
 """What an artifact says of the machine and of the source that it was made with."""
 
+import os
+import re
 import subprocess
 from email.message import Message
 from pathlib import Path
@@ -7,8 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from mis_bench.environment import environment, hardware_of
+from mis_bench.environment import cpu_name, environment, hardware_of
 from mis_bench.targets.target import About
+
+CPU = "processor\t: 0\ncpu family\t: {family}\nmodel\t\t: {model}\nmodel name\t: AMD EPYC\n\n"
+"""What Linux says of a CPU of a guest that is not told which one it is."""
 
 
 def about(devices: str | None) -> About:
@@ -28,6 +33,17 @@ def test_the_user_decides_before_accelerators_before_the_cpu(
     given: str | None, devices: str | None, hardware: str
 ) -> None:
     assert hardware_of(given, about(devices), "a CPU") == hardware
+
+
+def test_a_cpu_is_told_from_another_of_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = tmp_path / "cpuinfo"
+    facts.write_text(CPU.format(family=26, model=2) + CPU.format(family=0, model=0))
+    monkeypatch.setattr("mis_bench.environment.CPUINFO", facts)
+    monkeypatch.setattr("mis_kernels.backends.native.library.level", lambda: "AMX")
+    assert cpu_name() == f"AMD EPYC (family 26, model 2), {os.cpu_count()} cores, AMX"
+    facts.write_text("processor : 0\nBogoMIPS : 50.00\n")
+    monkeypatch.setattr("mis_kernels.backends.native.library.level", lambda: None)
+    assert re.fullmatch(rf"[^(]+, {os.cpu_count()} cores", cpu_name())
 
 
 def git(folder: Path, *arguments: str) -> None:

@@ -405,7 +405,20 @@ def test_a_repeated_smoke_run_has_a_p99_over_all_its_rows(bench: Bench, fakes: F
 
 def test_a_baseline_says_how_it_was_made(bench: Bench, fakes: Fakes) -> None:
     before = bench(*PROBE)
-    assert f"made by `{before.results.plan.command}`" in bench(*PROBE, "--baseline", str(before.folder)).said
+    said = bench(*PROBE, "--baseline", str(before.folder)).said
+    assert f"made by `{before.results.plan.command}` on {before.results.plan.environment.hardware}" in said
+
+
+def test_a_lower_instruction_level_is_other_hardware(
+    bench: Bench, fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mis_kernels.backends.native.library.level", lambda: "AVX512_BF16")
+    before = bench(*PROBE)
+    assert before.results.plan.environment.hardware.endswith(" cores, AVX512_BF16")
+    monkeypatch.setattr("mis_kernels.backends.native.library.level", lambda: "AVX2")
+    lower = bench(*PROBE, "--baseline", str(before.folder))
+    assert lower.status == 2
+    assert re.search(r"not comparable: measured on [^:]+ cores, AVX2, and then on [^:]+ cores, AVX512_BF16", lower.said)
 
 
 def test_latencies_of_rows_are_pooled_as_shares_of_their_medians(bench: Bench, fakes: Fakes) -> None:

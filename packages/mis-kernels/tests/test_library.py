@@ -47,12 +47,18 @@ def test_a_limit_takes_away_what_is_above_it(limit: str, taken: set[str], monkey
     assert taken.isdisjoint(left)
     assert {"fma", "sse2", "sse4_2"} <= left
     assert ("avx512_bf16" in left) == (limit in {"AVX512_BF16", "AMX", ""})
+    monkeypatch.setattr(library, "_flags", lambda: left)
+    assert library.level() == (limit or "AMX")
 
 
 def test_a_limit_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_cpu_flags", lambda: {"sse4_2", "avx"})
     monkeypatch.setenv("MIS_MAX_ISA", "AMX")
     assert library._flags.__wrapped__() == {"sse4_2", "avx"}
+    monkeypatch.setattr(library, "_flags", lambda: {"sse4_2", "avx"})
+    assert library.level() == "AVX"
+    monkeypatch.setattr(library, "_flags", set)  # of another architecture
+    assert library.level() is None
 
 
 def test_an_unknown_limit_is_refused_with_all_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:

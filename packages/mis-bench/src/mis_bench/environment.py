@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _LONGEST_HEADER = 100_000_000
 """Bytes of a header of safetensors, by its own rules."""
 
+CPUINFO = Path("/proc/cpuinfo")
+"""Where Linux describes its CPUs."""
+
 _PACKAGES = (
     "mis-bench", "mis-core", "mis-kernels", "mis-server", "jax", "jaxlib", "libtpu", "numpy", "torch", "transformers",
 )  # fmt: skip
@@ -32,7 +35,7 @@ class Environment(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     timestamp: AwareDatetime = Field(description="Time of the start, in UTC.")
-    hardware: str = Field(min_length=1, description="Accelerator and count, or the CPU's model and cores.")
+    hardware: str = Field(min_length=1, description="Accelerator and count, or the CPU's model, cores and level.")
     platform: str = Field(min_length=1, description="Operating system and architecture.")
     python_version: str = Field(pattern=r"^\d+\.\d+\.\d+")
     cpu_count: int = Field(ge=1)
@@ -84,14 +87,26 @@ def hardware_of(given: str | None, about: "About | None", here: str) -> str:
 
 
 def cpu_name() -> str:
-    """Return the CPU's model and number of cores, `AMD EPYC 9B14, 2 cores` for instance."""
-    model = platform.processor() or platform.machine()
+    """Return the CPU's model, number of cores and instruction level, up to the one that `MIS_MAX_ISA` allows.
+
+    `AMD EPYC (family 26, model 2), 2 cores, AVX512_BF16` for instance: a guest may not be told the model's name.
+    """
+    from mis_kernels.backends.native.library import level  # takes a second, which help and mistakes need not
+
+    facts = _cpu_facts()
+    model = facts.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" in facts:
+        model += f" (family {facts['cpu family']}, model {facts['model']})"
+    return ", ".join(filter(None, [model, f"{os.cpu_count()} cores", level()]))
+
+
+def _cpu_facts() -> dict[str, str]:
+    """Return what Linux says of the first CPU; nothing elsewhere."""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
-    return f"{model}, {os.cpu_count()} cores"
+        first = CPUINFO.read_text().partition("\n\n")[0]
+        pairs = (line.partition(":") for line in first.splitlines())
+        return {name.strip(): value.strip() for name, _, value in pairs}
+    return {}
 
 
 def checkpoint_sha256(directory: Path) -> str:

@@ -86,13 +86,13 @@ def _alone(
 
 
 def _heading(now: Results, earlier: Measured) -> str:
-    """Return what was compared with: its command, commit, and the versions that are others now."""
+    """Return what was compared with: its command, machine, commit, and the versions that are others now."""
     here, there = now.plan.environment, earlier.results.plan.environment
     commits = [f"{(each.commit or 'unknown')[:12]}{' with changes' if each.is_dirty else ''}" for each in (here, there)]
     names = sorted(here.versions.keys() | there.versions.keys())
     versions = [(name, here.versions.get(name, "none"), there.versions.get(name, "none")) for name in names]
     others = "".join(f", {name} {mine} and then {theirs}" for name, mine, theirs in versions if mine != theirs)
-    made = f"Against {earlier.folder.name}, made by `{earlier.results.plan.command}`"
+    made = f"Against {earlier.folder.name}, made by `{earlier.results.plan.command}` on {there.hardware}"
     return f"{made}; commit {commits[0]} and then {commits[1]}{others}"
 
 

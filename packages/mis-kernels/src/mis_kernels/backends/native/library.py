@@ -9,6 +9,7 @@ takes instruction sets away: it names the largest that is used, in the words of 
 """
 
 import ctypes
+import itertools
 import os
 from functools import cache
 from importlib import resources
@@ -61,6 +62,13 @@ def why_not_int8() -> str | None:
 def has_int8_tiles() -> bool:
     """Whether the CPU multiplies int8 in tile registers, and the operating system gives them out."""
     return "amx_int8" in _flags() and has_tiles()
+
+
+def level() -> str | None:
+    """Return the largest of `LEVELS` that the CPU has, up to what `MIS_MAX_ISA` allows; None of other CPUs."""
+    flags = _flags()
+    reached = itertools.takewhile(lambda each: each[1] <= flags, LEVELS.items())
+    return next((name for name, _ in reversed(list(reached))), None)
 
 
 def path() -> Path:
