@@ -46,6 +46,52 @@ def test_kernels_of_a_cuda_graph_are_told_apart(tmp_path: Path) -> None:
     assert [each.name for each in by_operation(trace.operations)][:2] == ["segment_attention", "loop_fusion.2"]
 
 
+CPU_SPANS = [
+    ("pages.1", 0, 2), ("scatter.1", 10, 20), ("attention.1", 30, 40), ("pages.1", 100, 2), ("scatter.1", 110, 20),
+]  # fmt: skip
+"""Operations of a CPU, when they begin, and how long the call that launches them takes, in nanoseconds."""
+
+CPU_ENDS = {0: 90, 1: 30, 2: 70, 3: 190, 4: 130}
+"""When the second event of an operation comes, by its number; that of `pages.1` does once a thread is free."""
+
+
+def cpu_trace() -> bytes:
+    """A trace of two layers on a CPU: pages are written from a fusion that a second thread shares."""
+    module = encoded(
+        (1, "jit_step"),
+        (3, encoded((1, "body"), instruction("pages.1", "fusion", f"{BODY}/write_pages/copy", 1),
+                    instruction("bitcast.1", "bitcast", "", 2, [1]),
+                    instruction("scatter.1", "fusion", f"{BODY}/write_pages/scatter", 3, [2]),
+                    instruction("attention.1", "custom-call", f"{BODY}/attention_native/ffi_call", 4, [3]))),
+    )  # fmt: skip
+    names = ["pages.1", "scatter.1", "attention.1"]
+    stats = [(5, encoded((1, n), (2, encoded((1, n), (2, name))))) for n, name in
+             enumerate(["hlo_op", "hlo_module", "program_id", "_p", "_c"], 1)]  # fmt: skip
+    metadata = [(4, encoded((1, n), (2, encoded((1, n), (2, name))))) for n, name in
+                enumerate([*names, *(f"end: {name}" for name in names)], 1)]  # fmt: skip
+    events = []
+    for number, (name, begin, length) in enumerate(CPU_SPANS):
+        kind, context = names.index(name) + 1, 70 + number
+        told = ((1, 1), (5, name)), ((1, 2), (5, "jit_step")), ((1, 3), (4, 7)), ((1, 4), (4, context))
+        facts = [(4, encoded(*each)) for each in told]
+        events.append((4, encoded((1, kind), (2, begin * 1000), (3, length * 1000), *facts)))
+        ended = (4, encoded((1, 5), (4, context)))
+        events.append((4, encoded((1, kind + len(names)), (2, CPU_ENDS[number] * 1000), (3, 0), ended)))
+    host = encoded((2, "/host:CPU"), (3, encoded((2, "worker"), *events)), *metadata, *stats)
+    described = encoded((1, 7), (2, "jit_step(7)"), (5, encoded((1, 1), (6, encoded((1, module))))))
+    return encoded((1, host), (1, encoded((2, "/host:metadata"), (4, encoded((1, 7), (2, described))))))
+
+
+def test_an_operation_is_over_when_its_result_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.xplane.pb"
+    path.write_bytes(cpu_trace())
+    found = [(each.name, each.begin_ns, each.end_ns) for each in read_trace(path).operations]
+    assert found == [
+        ("pages.1", 0, 10), ("scatter.1", 10, 30), ("attention.1", 30, 70),
+        ("pages.1", 100, 110), ("scatter.1", 110, 130),
+    ]  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> DeviceTrace:
     path = tmp_path_factory.mktemp("trace") / "x.xplane.pb"

@@ -1,5 +1,7 @@
 """Traces made by hand, in the form of `*.xplane.pb`."""
 
+from collections.abc import Sequence
+
 from mis_bench.profile.trace import REQUEST
 
 
@@ -23,8 +25,9 @@ def varint(value: int) -> bytes:
     return bytes([*found, value])
 
 
-def instruction(name: str, kind: str, scope: str = "") -> tuple[int, bytes]:
-    return 2, encoded((1, name), (2, kind), *([(7, encoded((2, scope)))] if scope else []))
+def instruction(name: str, kind: str, scope: str = "", number: int = 0, reads: Sequence[int] = ()) -> tuple[int, bytes]:
+    where = [(7, encoded((2, scope)))] if scope else []
+    return 2, encoded((1, name), (2, kind), *where, (35, number), *((36, each) for each in reads))
 
 
 BODY = "jit(step)/layers/while/body/closed_call"

@@ -12,10 +12,13 @@ from typing import Any, NamedTuple
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+_UNSEEN = ("bitcast", "get-tuple-element", "tuple")
+"""Kinds of instructions that a trace never shows: what reads their results reads those of their operands."""
+
 PROGRAM = re.compile(r"(.*)\((\d+)\)")
 """How a trace calls a program: its name and its number."""
 
-_STRING, _BYTES = 9, 12  # FieldDescriptorProto.Type
+_INT64, _STRING, _BYTES = 3, 9, 12  # FieldDescriptorProto.Type
 _ONE, _MANY = 1, 3  # FieldDescriptorProto.Label
 _FIELDS: dict[str, list[tuple[int, str, int | str, int]]] = {
     "XSpace": [(1, "planes", "XPlane", _MANY)],
@@ -26,7 +29,10 @@ _FIELDS: dict[str, list[tuple[int, str, int | str, int]]] = {
     "HloProto": [(1, "hlo_module", "Module", _ONE)],
     "Module": [(3, "computations", "Computation", _MANY)],
     "Computation": [(2, "instructions", "Hlo", _MANY)],
-    "Hlo": [(1, "name", _STRING, _ONE), (2, "opcode", _STRING, _ONE), (7, "metadata", "OpMetadata", _ONE)],
+    "Hlo": [
+        *((1, "name", _STRING, _ONE), (2, "opcode", _STRING, _ONE), (7, "metadata", "OpMetadata", _ONE)),
+        *((35, "id", _INT64, _ONE), (36, "operand_ids", _INT64, _MANY)),
+    ],
     "OpMetadata": [(2, "op_name", _STRING, _ONE)],
 }
 """Number, name, type and label of each field, by message."""
@@ -37,6 +43,7 @@ class TracedInstruction(NamedTuple):
 
     kind: str  # opcode, `fusion` for instance
     scope: str  # such as `jit(step)/layers/while/body/mlp/down/dot_general`; empty of what the compiler made
+    readers: frozenset[str] = frozenset()  # names of the instructions that run on its result
 
 
 UNKNOWN = TracedInstruction("", "")
@@ -68,14 +75,26 @@ def read_programs(space: bytes) -> Programs:
             named = PROGRAM.fullmatch(entry.value.name)
             for content in [stat.bytes_value for stat in entry.value.stats if stat.bytes_value]:
                 computations = _message("HloProto").FromString(content).hlo_module.computations
-                instructions = {
-                    each.name: TracedInstruction(each.opcode, each.metadata.op_name)
-                    for computation in computations
-                    for each in computation.instructions
-                }
+                instructions: dict[str, TracedInstruction] = {}
+                for computation in computations:
+                    instructions |= _described(computation.instructions)
                 name, number = (named[1], int(named[2])) if named else (entry.value.name, 0)
                 found[number] = TracedProgram(name, instructions)
     return found
+
+
+def _described(instructions: Sequence[Any]) -> dict[str, TracedInstruction]:
+    """Describe the instructions of a computation, as protobuf has them, by name."""
+    users: dict[int, list[Any]] = defaultdict(list)
+    for each in instructions:
+        for number in each.operand_ids:
+            users[number].append(each)
+
+    def readers(number: int) -> frozenset[str]:
+        found = (readers(each.id) if each.opcode in _UNSEEN else {each.name} for each in users[number])
+        return frozenset().union(*found)
+
+    return {each.name: TracedInstruction(each.opcode, each.metadata.op_name, readers(each.id)) for each in instructions}
 
 
 def instructions_of(
@@ -108,11 +127,15 @@ def _fitting(name: str, ran: Collection[str], programs: Programs) -> list[int]:
 
 def _agreed(programs: Sequence[Mapping[str, TracedInstruction]]) -> Mapping[str, TracedInstruction]:
     """Return the instructions that are the same in all programs that have one of that name."""
-    found: dict[str, set[TracedInstruction]] = defaultdict(set)
+    found: dict[str, list[TracedInstruction]] = defaultdict(list)
     for program in programs:
         for name, instruction in program.items():
-            found[name].add(instruction)
-    return {name: those.pop() for name, those in found.items() if len(those) == 1}
+            found[name].append(instruction)
+    return {
+        name: first._replace(readers=first.readers.intersection(*(each.readers for each in others)))
+        for name, (first, *others) in found.items()
+        if all(each[:2] == first[:2] for each in others)
+    }
 
 
 def by_kernel(program: Mapping[str, TracedInstruction]) -> Mapping[str, TracedInstruction]:

@@ -96,7 +96,11 @@ def _trace(space: Any, programs: Programs) -> DeviceTrace:
 
 
 def _of_cpu(device: str, events: Iterable[Any], programs: Programs) -> Iterator[Operation]:
-    """Yield a CPU's operations: each may go on after the call that launched it, and a second event tells its end."""
+    """Yield a CPU's operations: each may go on after the call that launched it, and a second event tells its end.
+
+    That event may be late by as long as a thread that shared the work finds nothing else to do. An operation is over
+    when one that reads its result begins, or when it runs again.
+    """
     ends = {dict(event.stats).get("_c"): event.start_ns for event in events if event.name.startswith("end: ")}
     ran: list[tuple[Run, str, float, float]] = []
     named: dict[Run, set[str]] = defaultdict(set)
@@ -107,8 +111,14 @@ def _of_cpu(device: str, events: Iterable[Any], programs: Programs) -> Iterator[
             named[run].add(name)
             ran.append((run, name, event.start_ns, max(event.end_ns, ends.get(stats.get("_p"), 0.0))))
     instructions = instructions_of(named, programs)
+    begins: dict[tuple[Run, str], list[float]] = defaultdict(list)
+    for run, name, begin, _ in sorted(ran, key=lambda each: each[2]):
+        begins[run, name].append(begin)
     for run, name, begin, end in ran:
-        yield Operation(device, run[0], name, *instructions[run].get(name, UNKNOWN), begin, end)
+        found = instructions[run].get(name, UNKNOWN)
+        after = (begins[run, each] for each in (name, *found.readers) if (run, each) in begins)
+        following = [those[index] for those in after if (index := bisect_right(those, begin)) < len(those)]
+        yield Operation(device, run[0], name, found.kind, found.scope, begin, min([end, *following]))
 
 
 def _of_gpu(device: str, events: Iterable[Any], programs: Programs) -> Iterator[Operation]:
@@ -123,7 +133,7 @@ def _of_gpu(device: str, events: Iterable[Any], programs: Programs) -> Iterator[
                 name = event.name
                 found = kernels.get(number, {}).get(name, UNKNOWN)
             program = str(stats.get("hlo_module", ""))
-            yield Operation(device, program, name, *found, event.start_ns, event.end_ns)
+            yield Operation(device, program, name, found.kind, found.scope, event.start_ns, event.end_ns)
 
 
 def _of_tpu(device: str, lines: Mapping[str, Sequence[Any]], programs: Programs) -> Iterator[Operation]:
@@ -135,5 +145,5 @@ def _of_tpu(device: str, lines: Mapping[str, Sequence[Any]], programs: Programs)
         named = PROGRAM.fullmatch(runs[number].name) if number >= 0 else None
         program, program_id = (named[1], int(named[2])) if named else ("", 0)
         name = event.name.partition(" = ")[0].lstrip("%")
-        kind, scope = programs.get(program_id, NO_PROGRAM).instructions.get(name, UNKNOWN)
+        kind, scope, _ = programs.get(program_id, NO_PROGRAM).instructions.get(name, UNKNOWN)
         yield Operation(device, program, name, kind, scope, event.start_ns, event.end_ns)
