@@ -8,7 +8,7 @@ from mis_core.aot.__main__ import DEVICES, MODELS, steps_of
 from mis_core.aot.estimate import product_sizes
 from mis_core.aot.hlo import COPY, EXCHANGES, HloOperation, read_operations
 from mis_core.aot.price import price_program, stage_of
-from mis_core.aot.roofline import layer_weights, least_flops
+from mis_core.aot.roofline import layer_weights, least_flops, least_flops_by_part, least_glue_bytes
 from mis_core.aot.traffic import plan_requests
 from mis_core.models.parallel import spread_heads
 from mis_core.models.published import PUBLISHED
@@ -133,6 +133,17 @@ def test_padding_of_many_callers_on_a_tpu_is_small(
 def test_the_roofline_counts_a_canonical_request() -> None:
     # 12,000 tokens through 440 million weights of the layers, and attention: between 15 and 17 TFLOP.
     assert 14e12 < least_flops(PUBLISHED["qwen3-0.6b"], canonical(0), normalised=False) < 17e12
+
+
+def test_the_parts_of_a_canonical_request_are_those_of_its_sizes() -> None:
+    config, body = PUBLISHED["qwen3-0.6b"], canonical(0)
+    parts = least_flops_by_part(config, body, normalised=True)
+    assert sum(parts) == least_flops(config, body, normalised=True)
+    pairs = 2000 * 2001 // 2 + 500 * (20 * 2000 + 210)  # that a layer attends
+    assert parts.attention == 4 * 16 * 128 * (27 * pairs + 500 * 2020)
+    assert parts.head == 2 * 500 * 1024 * 151936
+    rows = 55 * 12000 + 2 * 500  # of norms
+    assert least_glue_bytes(config, body) == 4 * (rows * 1024 + 28 * 12000 * 32 * 128)
 
 
 @pytest.mark.parametrize("tensor", [1, 4])

@@ -83,13 +83,8 @@ class PyTorch(LocalModel):
         """Measure PyTorch's products on a CPU."""
         if self._model.device.type != "cpu":
             return None
-
-        def make(depth: int, columns: int) -> Callable[[], torch.Tensor]:
-            rows, weight = (torch.randn(count, depth, dtype=self._model.dtype) for count in (ROWS, columns))
-            return lambda: torch.nn.functional.linear(rows, weight)
-
-        with torch.inference_mode():
-            return best_rate(make, self._model.config.hidden_size, self._model.config.intermediate_size)
+        config, dtype = self._model.config, str(self._model.dtype).removeprefix("torch.")
+        return product_rate(config.hidden_size, config.intermediate_size, dtype)
 
     def _logprobs_of_rows(self, rows: Sequence[WholeRow]) -> list[Float[np.ndarray, " labels"]]:
         """Compute whole sequences together; return the log-probabilities of each one's labels."""
@@ -122,6 +117,17 @@ class PyTorch(LocalModel):
         inputs = {"input_ids": padded.to(self._model.device), "use_cache": cache is not None}
         states = self._model.base_model(cache=cache, **inputs).last_hidden_state
         return states[torch.arange(len(sequences)), torch.tensor([len(sequence) - 1 for sequence in sequences])]
+
+
+def product_rate(embed: int, mlp: int, dtype: str) -> float:
+    """Return the most floating-point operations a second of PyTorch's products on this CPU, as `best_rate` finds it."""
+
+    def make(depth: int, columns: int) -> Callable[[], torch.Tensor]:
+        rows, weight = (torch.randn(count, depth, dtype=getattr(torch, dtype)) for count in (ROWS, columns))
+        return lambda: torch.nn.functional.linear(rows, weight)
+
+    with torch.inference_mode():
+        return best_rate(make, embed, mlp)
 
 
 def devices(device: torch.device) -> str:

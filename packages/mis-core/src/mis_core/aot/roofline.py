@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,7 +36,21 @@ def weight_bytes(config: ModelConfig) -> int:
     return ITEM_BYTES * (weights_of_layers(config) + tables * config.embed)
 
 
+class LeastFlops(NamedTuple):
+    """Floating-point operations of one request, by what computes them."""
+
+    products: float  # of layers
+    attention: float
+    head: float
+    recurrence: float
+
+
 def least_flops(config: ModelConfig, request: Mapping[str, Any], *, normalised: bool) -> float:
+    """Return the sum of `least_flops_by_part`."""
+    return sum(least_flops_by_part(config, request, normalised=normalised))
+
+
+def least_flops_by_part(config: ModelConfig, request: Mapping[str, Any], *, normalised: bool) -> LeastFlops:
     """Return the floating-point operations of one request, the query computed once and nothing twice.
 
     Every token passes every layer, except that queries, output projection and MLP of the last layer are for scored
@@ -65,7 +79,22 @@ def least_flops(config: ModelConfig, request: Mapping[str, Any], *, normalised: 
     attention = 4 * heads * head_dim * (pairs + last_pairs)
     head = 2 * items * config.embed * (config.head_rows if normalised else len(request["label_token_ids"]))
     recurrence = 0 if config.recurrence is None else config.recurrent_layers * _chunks_flops(config, query, lens)
-    return float(products + attention + head + recurrence)
+    return LeastFlops(float(products), float(attention), float(head), float(recurrence))
+
+
+def least_glue_bytes(config: ModelConfig, request: Mapping[str, Any]) -> float:
+    """Return the bytes that norms and RoPE of one request read and write, each row once, in bfloat16.
+
+    Every layer norms its rows twice, and rotates queries and keys after the first; keys and values lie beside them. The
+    second norm of the last layer, and the final norm, are for scored tokens only. Norms after a layer's parts, which
+    some families have, are not counted.
+    """
+    items = len(request["items"])
+    tokens = len(request["query"]) + sum(map(len, request["items"]))
+    heads, kv_heads, head_dim = config.attention
+    norms = (2 * len(config.layers) - 1) * tokens + 2 * items
+    rotated = len(attention_layers(config.layers)) * tokens * (heads + 2 * kv_heads) * head_dim
+    return float(2 * ITEM_BYTES * (norms * config.embed + rotated))
 
 
 def chunk_flops(shape: RecurrentShape, rows: Any, *, is_last: bool) -> Any:
