@@ -11,7 +11,16 @@ from mis_bench.evidence.asked import workload_faults
 from mis_bench.evidence.summaries import MOST, differences
 from mis_bench.manifest import MANIFEST, Kind, Manifest
 from mis_bench.profile.breakdown import TraceSums, sums_of
-from mis_bench.profile.records import PROFILE, DeviceTime, OperationTime, PlannedRequests, Profile, ProfileError, Slice
+from mis_bench.profile.records import (
+    PROFILE,
+    CallCount,
+    DeviceTime,
+    OperationTime,
+    PlannedRequests,
+    Profile,
+    ProfileError,
+    Slice,
+)
 from mis_bench.profile.trace import DeviceTrace, read_trace
 
 _CHUNK = 1 << 20
@@ -93,12 +102,14 @@ class _Sums(Part):
     stages: list[Slice]
     operations: list[OperationTime]
     host: list[Slice]
+    calls: list[CallCount]
 
     @classmethod
     def of(cls, sums: TraceSums) -> "_Sums":
         return cls(
-            points=sums.points, device=sums.device, stages=sums.stages, operations=sums.operations, host=sums.host
-        )
+            points=sums.points, device=sums.device, stages=sums.stages, operations=sums.operations, host=sums.host,
+            calls=sums.calls,
+        )  # fmt: skip
 
 
 def _summed(folder: Path, found: Profile, planned: PlannedRequests) -> Iterator[str]:
@@ -116,6 +127,6 @@ def _summed(folder: Path, found: Profile, planned: PlannedRequests) -> Iterator[
         return
     stored = _Sums(
         points=[point.device for point in found.points], device=found.device, stages=found.stages,
-        operations=found.operations, host=found.host,
+        operations=found.operations, host=found.host, calls=found.calls,
     )  # fmt: skip
     yield from differences(PROFILE, stored, _Sums.of(sums), by="the trace makes")

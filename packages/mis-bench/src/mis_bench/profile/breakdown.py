@@ -6,9 +6,11 @@ threads of a CPU, all count in full, so shares are of the sum and not of the clo
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
-from mis_bench.profile.records import DeviceTime, OperationTime, Slice
+from mis_bench.profile.programs import COPY
+from mis_bench.profile.records import CallCount, DeviceTime, OperationTime, Slice
 from mis_bench.profile.trace import REQUEST, DeviceTrace, Mark, Operation
 
 UNATTRIBUTED = "unattributed"
@@ -31,6 +33,7 @@ class TraceSums(NamedTuple):
         stages: By part of the model.
         operations: Those that took longest.
         host: By mark.
+        calls: Of the native library, and copies by XLA.
     """
 
     requests: Sequence[Mark]
@@ -39,6 +42,7 @@ class TraceSums(NamedTuple):
     stages: list[Slice]
     operations: list[OperationTime]
     host: list[Slice]
+    calls: list[CallCount]
 
     @property
     def unattributed_share(self) -> float | None:
@@ -58,6 +62,7 @@ def sums_of(trace: DeviceTrace, workloads: int, profiled: int) -> TraceSums:
         stages=by_stage(trace.operations),
         operations=by_operation(trace.operations),
         host=by_mark(trace.marks),
+        calls=by_call(trace.operations),
     )
 
 
@@ -97,6 +102,42 @@ def by_operation(operations: Iterable[Operation], most: int = 20) -> list[Operat
         for (program, name), operations in alike.items()
     ]
     return sorted(found, key=lambda each: -each.ms)[:most]
+
+
+def by_call(operations: Iterable[Operation]) -> list[CallCount]:
+    """Count calls of the native library and XLA's copies and conversions; these need no clock."""
+    alike: dict[tuple[str, str], list[Operation]] = defaultdict(list)
+    for each in operations:
+        if each.call:
+            name = f"{COPY} {each.name}" if each.call == COPY else each.call
+            alike[stage_of(each.scope), name].append(each)
+    return [
+        CallCount(name=name, stage=stage, count=len(those), bytes=sum(each.bytes for each in those))
+        for (stage, name), those in sorted(alike.items())
+    ]
+
+
+def by_clock(operations: Iterable[Operation], spans: Iterable[tuple[float, float]]) -> dict[str | None, float]:
+    """Divide the clock within spans over stages, in nanoseconds; None: no operation ran.
+
+    Where several operations ran at once, the time is that of the one that began last.
+    """
+    found: dict[str | None, float] = defaultdict(float)
+    ordered = sorted(operations, key=lambda each: each.begin_ns)
+    for begin, end in spans:
+        moments = {begin, end}
+        inside = [each for each in ordered if each.end_ns > begin and each.begin_ns < end]
+        moments.update(min(max(moment, begin), end) for each in inside for moment in (each.begin_ns, each.end_ns))
+        running: list[Operation] = []
+        following = iter(inside)
+        upcoming = next(following, None)
+        for now, later in pairwise(sorted(moments)):
+            while upcoming is not None and upcoming.begin_ns <= now:
+                running.append(upcoming)
+                upcoming = next(following, None)
+            running = [each for each in running if each.end_ns > now]
+            found[stage_of(running[-1].scope) if running else None] += later - now
+    return dict(found)
 
 
 def by_mark(marks: Iterable[Mark]) -> list[Slice]:

@@ -8,12 +8,22 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
+from math import prod
 from typing import Any, NamedTuple
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 _UNSEEN = ("bitcast", "get-tuple-element", "tuple")
 """Kinds of instructions that a trace never shows: what reads their results reads those of their operands."""
+
+COPY = "copy"
+"""What `TracedInstruction.call` says of copies and conversions."""
+
+_COPIES = {"copy", "convert", "bitcast-convert", "transpose", "reshape", "concatenate"}
+_PLAIN = {"fusion", "parameter", "constant", "bitcast", "tuple", "get-tuple-element"}
+
+_WIDTHS = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 2, 8: 4, 9: 8, 10: 2, 11: 4, 12: 8, 16: 2}
+"""Bytes of an element, by its type in `xla_data.proto`: booleans, integers, floats and bfloat16."""
 
 PROGRAM = re.compile(r"(.*)\((\d+)\)")
 """How a trace calls a program: its name and its number."""
@@ -28,11 +38,14 @@ _FIELDS: dict[str, list[tuple[int, str, int | str, int]]] = {
     "XStat": [(6, "bytes_value", _BYTES, _ONE)],
     "HloProto": [(1, "hlo_module", "Module", _ONE)],
     "Module": [(3, "computations", "Computation", _MANY)],
-    "Computation": [(2, "instructions", "Hlo", _MANY)],
+    "Computation": [(2, "instructions", "Hlo", _MANY), (5, "id", _INT64, _ONE)],
     "Hlo": [
         *((1, "name", _STRING, _ONE), (2, "opcode", _STRING, _ONE), (7, "metadata", "OpMetadata", _ONE)),
         *((35, "id", _INT64, _ONE), (36, "operand_ids", _INT64, _MANY)),
+        *((3, "shape", "Shape", _ONE), (28, "custom_call_target", _STRING, _ONE)),
+        (38, "called_computation_ids", _INT64, _MANY),
     ],
+    "Shape": [(2, "element_type", _INT64, _ONE), (3, "dimensions", _INT64, _MANY), (4, "tuple_shapes", "Shape", _MANY)],
     "OpMetadata": [(2, "op_name", _STRING, _ONE)],
 }
 """Number, name, type and label of each field, by message."""
@@ -44,6 +57,8 @@ class TracedInstruction(NamedTuple):
     kind: str  # opcode, `fusion` for instance
     scope: str  # such as `jit(step)/layers/while/body/mlp/down/dot_general`; empty of what the compiler made
     readers: frozenset[str] = frozenset()  # names of the instructions that run on its result
+    call: str = ""  # the function that a custom call calls; `COPY` of what copies or converts and computes nothing
+    bytes: int = 0  # of its result
 
 
 UNKNOWN = TracedInstruction("", "")
@@ -76,15 +91,19 @@ def read_programs(space: bytes) -> Programs:
             for content in [stat.bytes_value for stat in entry.value.stats if stat.bytes_value]:
                 computations = _message("HloProto").FromString(content).hlo_module.computations
                 instructions: dict[str, TracedInstruction] = {}
+                kinds = {each.id: {inner.opcode for inner in each.instructions} for each in computations}
                 for computation in computations:
-                    instructions |= _described(computation.instructions)
+                    instructions |= _described(computation.instructions, kinds)
                 name, number = (named[1], int(named[2])) if named else (entry.value.name, 0)
                 found[number] = TracedProgram(name, instructions)
     return found
 
 
-def _described(instructions: Sequence[Any]) -> dict[str, TracedInstruction]:
-    """Describe the instructions of a computation, as protobuf has them, by name."""
+def _described(instructions: Sequence[Any], kinds: Mapping[int, set[str]]) -> dict[str, TracedInstruction]:
+    """Describe the instructions of a computation, as protobuf has them, by name.
+
+    `kinds` are those of the instructions of every computation, by its number.
+    """
     users: dict[int, list[Any]] = defaultdict(list)
     for each in instructions:
         for number in each.operand_ids:
@@ -94,7 +113,21 @@ def _described(instructions: Sequence[Any]) -> dict[str, TracedInstruction]:
         found = (readers(each.id) if each.opcode in _UNSEEN else {each.name} for each in users[number])
         return frozenset().union(*found)
 
-    return {each.name: TracedInstruction(each.opcode, each.metadata.op_name, readers(each.id)) for each in instructions}
+    def call(each: Any) -> str:
+        within = {each.opcode}.union(*(kinds[number] for number in each.called_computation_ids)) - _PLAIN
+        return COPY if within and within <= _COPIES else each.custom_call_target
+
+    return {
+        each.name: TracedInstruction(
+            each.opcode, each.metadata.op_name, readers(each.id), call(each), _bytes(each.shape)
+        )
+        for each in instructions
+    }
+
+
+def _bytes(shape: Any) -> int:
+    """Return the bytes of an array, or of all arrays of a tuple."""
+    return _WIDTHS.get(shape.element_type, 0) * prod(shape.dimensions) + sum(map(_bytes, shape.tuple_shapes))
 
 
 def instructions_of(

@@ -54,6 +54,35 @@ class DeviceTime(Part):
         return self.busy_ms / self.wall_ms
 
 
+class CallCount(Part):
+    """How often a function of the native library, or a copy or conversion by XLA, ran in a trace."""
+
+    name: str = Field(description="Of the function; `copy` and its instruction's name of a copy.")
+    stage: str
+    count: int = Field(ge=1)
+    bytes: int = Field(ge=0, description="Of all results together.")
+
+
+class ClockPart(Part):
+    """Where a part of the clock of profiled requests went, and how long it would take at its own limit."""
+
+    name: str = Field(description="`products`, `attention`, `head`, `norms and RoPE`, `copies and the rest` or `gaps`.")
+    seconds: float = Field(ge=0)
+    work: float = Field(ge=0, description="Least floating-point operations; of norms and RoPE bytes. 0: none.")
+    limit_s: float = Field(ge=0, description="Seconds that the work takes at the rate measured beside it.")
+
+
+class ClockLimits(Part):
+    """The clock of the profiled requests beside limits that were measured right after them, on the same threads."""
+
+    parts: list[ClockPart] = Field(min_length=1)
+    product_rates: dict[str, float] = Field(description="Most operations a second of products, by who multiplied.")
+    bytes_per_s: float = Field(gt=0, description="Most bytes of memory a second, read and written.")
+    minor_faults: int = Field(ge=0, description="Page faults of the process without a disk.")
+    major_faults: int = Field(ge=0)
+    system_s: float = Field(ge=0, description="Seconds of all threads in the kernel, page faults among them.")
+
+
 class Timed(Part):
     """One request: by the clock, and where the target says it went."""
 
@@ -123,6 +152,8 @@ class Profile(Artifact, schema="mis-profile-v3", older=("mis-profile-v2",)):
     stages: list[Slice]
     operations: list[OperationTime]
     host: list[Slice]
+    calls: list[CallCount] = Field(default=[], description="Of the native library, and copies by XLA.")
+    limits: ClockLimits | None = Field(default=None, description="Of `kernels` by our engine here on a CPU.")
     memory: list[MemoryReport]
 
     @property

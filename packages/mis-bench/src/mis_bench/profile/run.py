@@ -10,6 +10,7 @@ import jax
 from mis_bench.environment import Environment
 from mis_bench.measuring.loop import DueRequest, drive
 from mis_bench.profile.breakdown import TraceSums, sums_of
+from mis_bench.profile.limits import KernelCounts, measure_limits
 from mis_bench.profile.records import (
     MemoryReport,
     PlannedRequests,
@@ -111,17 +112,22 @@ async def profile(
     memory += [await subject.memory(resident, "served", folder)] if resident else []
     profiled: list[list[Timed]] = [[] for _ in workloads]
     if plan.profiled:
+        before = KernelCounts.now()
         with recording:
             for calls, workload in zip(profiled, workloads, strict=True):
                 for number in range(plan.timed + 1, plan.timed + plan.profiled + 1):
                     with jax.profiler.TraceAnnotation(REQUEST):
                         calls += await subject.asked(workload, [number])
+            after = KernelCounts.now()
     xplanes = sorted((folder / "traces").rglob("*.xplane.pb"))
     files = [*xplanes, *sorted((folder / "traces").rglob("*.trace.json.gz"))]
     trace = read_trace(xplanes[0]) if xplanes else DeviceTrace([], [])
     sums = sums_of(trace, len(workloads), plan.profiled)
     if plan.profiled:
         _check_explained(sums, folder / "traces")
+    limits = None
+    if plan.scenario == "kernels" and subject.engine is not None and plan.profiled:
+        limits = await measure_limits(subject.target, subject.engine, workloads[0], trace, before, after)
     points = [
         Point(
             workload=WorkloadPart.of(workload),
@@ -143,6 +149,8 @@ async def profile(
         stages=sums.stages,
         operations=sums.operations,
         host=sums.host,
+        calls=sums.calls,
+        limits=limits,
         memory=memory,
     )
 

@@ -3,8 +3,8 @@
 import statistics
 from collections.abc import Iterator
 
-from mis_bench.profile.records import Profile, verdicts
-from mis_bench.table import Table
+from mis_bench.profile.records import ClockPart, Profile, verdicts
+from mis_bench.table import Cell, Table
 
 
 def tables(result: Profile) -> Iterator[Table]:
@@ -21,6 +21,10 @@ def _tables(result: Profile) -> Iterator[Table]:
     yield Table.of_cells("Profiled requests", ["wall ms", "devices busy ms", "only the host ms", "busy"], rows)
     rows = [(each.name, each.ms, f"{result.share(each):.1%}", each.count) for each in result.stages]
     yield Table.of_cells("Operations by stage", ["stage", "ms", "share", "count"], rows)
+    yield from _limits(result)
+    header = ["call", "stage", "times", "MiB of results"]
+    calls = [(each.name, each.stage, each.count, each.bytes / 2**20) for each in result.calls]
+    yield Table.of_cells("Calls of the native library, and copies and conversions by XLA", header, calls)
     rows = [(each.name, each.ms, each.count) for each in result.host]
     yield Table.of_cells("Marks of the host", ["mark", "ms", "count"], rows)
     if result.scenario == "kernels":
@@ -38,6 +42,28 @@ def _tables(result: Profile) -> Iterator[Table]:
     tensors = sorted(result.memory[-1].tensors.items(), key=lambda each: -each[1].mib) if result.memory else []
     rows = [(name, each.mib, str(each.shape), each.dtype) for name, each in tensors]
     yield Table.of_cells("What stays on the devices", ["tensor", "MiB", "shape", "type"], rows)
+
+
+def _limits(result: Profile) -> Iterator[Table]:
+    """Yield the clock beside the limits of its parts."""
+    limits = result.limits
+    if limits is None:
+        return
+    whole = sum(each.seconds for each in limits.parts)
+    least = sum(min(each.limit_s, each.seconds) for each in limits.parts)
+    parts = [*limits.parts, ClockPart(name="all", seconds=whole, work=0, limit_s=least)]
+    rows: list[tuple[Cell, ...]] = []
+    for each in parts:
+        reached = f"{each.limit_s / each.seconds:.2f}" if each.limit_s and each.seconds else None
+        share = f"{each.seconds / whole:.1%}"
+        rows.append((each.name, each.seconds, share, each.work or None, each.limit_s or None, reached))
+    header = ["part", "s", "share", "FLOP or bytes", "s at its limit", "of limit"]
+    rates = ", ".join(f"{who} multiplies up to {rate / 1e9:,.0f} GFLOP/s" for who, rate in limits.product_rates.items())
+    memory = f"memory is read and written at {limits.bytes_per_s / 1e9:,.1f} GB/s"
+    yield Table.of_cells(f"The clock of profiled requests; {rates}; {memory}", header, rows)
+    faults = limits.minor_faults, limits.major_faults, limits.system_s
+    header = ["minor faults", "major faults", "s of threads in the kernel"]
+    yield Table.of_cells("Page faults during profiled requests", header, [faults])
 
 
 def _requests(result: Profile) -> Table:

@@ -41,6 +41,8 @@ class Operation(NamedTuple):
     scope: str  # such as `jit(step)/layers/while/body/mlp/down/dot_general`; empty of what the compiler made
     begin_ns: float
     end_ns: float
+    call: str = ""  # as `TracedInstruction` has it
+    bytes: int = 0  # of its result
 
     @property
     def ms(self) -> float:
@@ -118,7 +120,8 @@ def _of_cpu(device: str, events: Iterable[Any], programs: Programs) -> Iterator[
         found = instructions[run].get(name, UNKNOWN)
         after = (begins[run, each] for each in (name, *found.readers) if (run, each) in begins)
         following = [those[index] for those in after if (index := bisect_right(those, begin)) < len(those)]
-        yield Operation(device, run[0], name, found.kind, found.scope, begin, min([end, *following]))
+        over = min([end, *following])
+        yield Operation(device, run[0], name, found.kind, found.scope, begin, over, found.call, found.bytes)
 
 
 def _of_gpu(device: str, events: Iterable[Any], programs: Programs) -> Iterator[Operation]:
@@ -145,5 +148,5 @@ def _of_tpu(device: str, lines: Mapping[str, Sequence[Any]], programs: Programs)
         named = PROGRAM.fullmatch(runs[number].name) if number >= 0 else None
         program, program_id = (named[1], int(named[2])) if named else ("", 0)
         name = event.name.partition(" = ")[0].lstrip("%")
-        kind, scope, _ = programs.get(program_id, NO_PROGRAM).instructions.get(name, UNKNOWN)
+        kind, scope, *_ = programs.get(program_id, NO_PROGRAM).instructions.get(name, UNKNOWN)
         yield Operation(device, program, name, kind, scope, event.start_ns, event.end_ns)
