@@ -137,7 +137,7 @@ class PlannedRequests(Part):
     profiled: int = Field(ge=0, description="Requests of each workload under the profiler, after the timed ones.")
 
 
-class Profile(Artifact, schema="mis-profile-v3", older=("mis-profile-v2",)):
+class Profile(Artifact, schema="mis-profile-v4", older=("mis-profile-v3", "mis-profile-v2")):
     """`profile.json`."""
 
     environment: Environment
