@@ -111,8 +111,8 @@ async def profile(
         peaks.append(subject.peak_mib())
     memory += [await subject.memory(resident, "served", folder)] if resident else []
     profiled: list[list[Timed]] = [[] for _ in workloads]
+    before = after = KernelCounts.now()
     if plan.profiled:
-        before = KernelCounts.now()
         with recording:
             for calls, workload in zip(profiled, workloads, strict=True):
                 for number in range(plan.timed + 1, plan.timed + plan.profiled + 1):
