@@ -22,10 +22,14 @@ COMMON = (
     "-Wno-uninitialized",
     "-ffp-contract=off",
 )
-NATIVE = (
-    *("-O3", "-mamx-tile", "-mamx-bf16", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"),
-    *("-mavx512vnni", "-mamx-int8", "-mfma"),
-)
+NATIVE = {
+    "x86_64": (
+        *("-O3", "-mamx-tile", "-mamx-bf16", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"),
+        *("-mavx512vnni", "-mamx-int8", "-mfma"),
+    ),
+    "aarch64": ("-O3", "-march=armv8.2-a+bf16+i8mm"),
+}
+"""For each kind of machine that the library is written for, the instructions that it has."""
 WITHOUT_AVX512 = ("-O2", "-march=native", "-Wno-psabi")
 LIBRARY = Path("src/mis_kernels/lib/native.so")
 
@@ -38,15 +42,18 @@ def compile_library(
     Args:
         root: The folder of this file.
         output: Where the library goes; None: where the package looks for it.
-        emulated: For tests: which of `AMX` and `AVX512` plain C++ stands in for. The library then also has what tests
-            ask it for (`native/emulated`); None: it does not.
+        emulated: For tests on x86-64: which of `AMX` and `AVX512` plain C++ stands in for; `ARM` with both: products in
+            bfloat16 are added as aarch64 does. The library then also has what tests ask it for (`native/emulated`);
+            None: it does not.
         sources: Files to compile; none: all of them.
 
     Raises:
         subprocess.CalledProcessError: the compiler refuses the source.
     """
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
-        return f"{platform.system()} on {platform.machine()} has no AMX"
+    system, machine = platform.system(), platform.machine()
+    if system != "Linux" or machine not in (NATIVE if emulated is None else ["x86_64"]):
+        which = "x86_64 and aarch64" if emulated is None else "x86_64, where it emulates other CPUs"
+        return f"it is written for Linux on {which}, and this is {system} on {machine}"
     names = [os.environ.get("CXX"), "c++", "g++", "clang++"]
     compiler = next((found for name in names if name and (found := shutil.which(name))), None)
     if compiler is None:
@@ -57,7 +64,7 @@ def compile_library(
     output.parent.mkdir(exist_ok=True)
     folders = [root / "native"] if emulated is None else [root / "native", root / "native" / "emulated"]
     sources = sources or [file for folder in folders for file in sorted(folder.glob("*.cc"))]
-    flags = [*COMMON, *(WITHOUT_AVX512 if "AVX512" in (emulated or ()) else NATIVE)]
+    flags = [*COMMON, *(WITHOUT_AVX512 if "AVX512" in (emulated or ()) else NATIVE[machine])]
     flags += [f"-DMIS_EMULATED_{name}" for name in emulated or ()]
     includes = (f"-I{root / 'native'}", f"-isystem{jax.ffi.include_dir()}")
     subprocess.run([compiler, *flags, *includes, *map(str, sources), "-o", str(output)], check=True)

@@ -1,5 +1,5 @@
-// Attention of packed new tokens to their paged contexts and their own segments, for x86-64 CPUs with AMX or
-// AVX-512's products in bfloat16. The contract is that of mis_kernels.segment_attention.
+// Attention of packed new tokens to their paged contexts and their own segments, in tile registers or on vectors.
+// The contract is that of mis_kernels.segment_attention.
 
 
 #include "parallel.h"

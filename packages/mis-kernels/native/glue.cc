@@ -1,4 +1,4 @@
-// RMS norms, RoPE and the split into queries, keys and values, for x86-64 CPUs with AVX-512 and bfloat16.
+// RMS norms, RoPE and the split into queries, keys and values.
 // The contracts are those of mis_kernels.backends.native.calls.
 
 #include "parallel.h"

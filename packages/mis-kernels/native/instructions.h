@@ -5,8 +5,10 @@
 
 #pragma once
 
-#ifdef MIS_EMULATED_AVX512
+#if defined(MIS_EMULATED_AVX512)
 #include "emulated/avx512.h"
+#elif defined(__aarch64__)
+#include "arm.h"
 #else
 #include <immintrin.h>
 #endif
@@ -14,3 +16,13 @@
 #ifdef MIS_EMULATED_AMX
 #include "emulated/amx.h"
 #endif
+
+namespace mis {
+
+#ifdef __aarch64__
+constexpr int kRegisters = 8;  // how many vectors of 512 bits all registers hold
+#else
+constexpr int kRegisters = 32;
+#endif
+
+}  // namespace mis

@@ -1,4 +1,4 @@
-// Products of activations with weights that are packed once, for x86-64 CPUs with AMX or AVX-512's products in bfloat16.
+// Products of activations with weights that are packed once, in tile registers or on vectors.
 // The contract is that of mis_kernels.backends.native.packed.
 
 #include "parallel.h"

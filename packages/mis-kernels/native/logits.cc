@@ -1,4 +1,4 @@
-// Logits of all tokens of a vocabulary, for x86-64 CPUs with AVX-512 and its products in bfloat16.
+// Logits of all tokens of a vocabulary.
 // The contract is that of mis_kernels.backends.native.calls.logits.
 //
 // Weights lie as they were stored, a row for each token, since the first layer reads them, too. So a register holds
@@ -13,7 +13,7 @@ namespace ffi = xla::ffi;
 namespace mis {
 namespace {
 
-constexpr int kHeight = 4, kWidth = 6;  // rows and tokens whose sums are 24 of the 32 registers
+constexpr int kHeight = kRegisters / 8, kWidth = 6;  // rows and tokens whose sums are three quarters of the registers
 constexpr int64_t kTokens = 192;        // of a unit of work, a multiple of kWidth
 
 inline __m512bh loaded(const uint16_t* x) {

@@ -1,4 +1,4 @@
-// Products in int8, for x86-64 CPUs with AVX-512 VNNI or AMX; the contract is that of mis_kernels.backends.native.int8.
+// Products in int8, in tile registers or on vectors; the contract is that of mis_kernels.backends.native.int8.
 
 #include <cmath>
 #include <limits>
@@ -16,7 +16,7 @@ constexpr int64_t kVector = 16;  // numbers of 32 bits in a vector
 constexpr int64_t kLargestBlock = 64;
 constexpr int kOffset = 128;     // the instruction takes unsigned rows: their integers have this added
 constexpr int64_t kRows = 192, kColumns = 256;    // of a unit of work, if there are enough units for all threads
-constexpr int kRegisterRows = 6, kRegisterTiles = 4;  // whose sums are 24 of the 32 registers
+constexpr int kRegisterRows = kRegisters / 5, kRegisterTiles = 4;  // 6 rows with AVX-512: their sums are 24 registers
 
 // Turns a block by Sylvester's Hadamard matrix: sums and differences of numbers that lie a power of 2 apart.
 void turn(__m512* x, int64_t vectors) {

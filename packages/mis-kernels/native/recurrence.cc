@@ -1,4 +1,4 @@
-// The gated delta rule over the chunks of a step, with the convolution before it, for x86-64 CPUs with AVX-512.
+// The gated delta rule over the chunks of a step, with the convolution before it.
 // The contract is that of mis_kernels.gated_delta.
 //
 // The unit of work is a key head with its value heads: it computes all chunks in the order of the list and shares no

@@ -14,7 +14,7 @@
 
 namespace mis {
 
-constexpr int kMostRows = 14;       // whose sums of 32 columns are 28 of the 32 registers
+constexpr int kMostRows = kRegisters / 2 - 2;  // 14 with AVX-512: their sums of 32 columns leave four registers
 constexpr int64_t kAhead = 4096;    // bytes by which the columns of few rows, which come from memory, are fetched early
 
 // 32 packed columns: tiles of 32 summands of 16 columns, in pairs; see `backends/native/packed.py`.
