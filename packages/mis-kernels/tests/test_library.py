@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +83,29 @@ def test_a_broken_library_is_named_and_an_empty_name_is_ignored(
     monkeypatch.setenv("MIS_NATIVE_LIBRARY", "")
     assert library.path().name == "native.so" != file
     assert library._emulated() == set()
+
+
+@pytest.mark.parametrize(
+    ("features", "lacking", "lacking_int8"),
+    [
+        ("asimd atomics i8mm bf16", None, None),
+        ("asimd atomics i8mm", "needs a CPU with bf16", None),
+        ("asimd atomics", "needs a CPU with bf16, i8mm", "needs a CPU with i8mm"),
+    ],
+)
+def test_what_an_arm_cpu_has(
+    features: str, lacking: str | None, lacking_int8: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text(f"processor\t: 0\nBogoMIPS\t: 2100.00\nFeatures\t: {features}\nCPU part\t: 0xd40\n")
+    found = library._cpu_flags(file)
+    assert set(features.split()) <= found
+    monkeypatch.setattr(library, "_flags", lambda: found)
+    monkeypatch.setattr(library, "_load", lambda: None)
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert (library.why_not.__wrapped__(), library.why_not_int8.__wrapped__()) == (lacking, lacking_int8)
+    assert not library.has_tiles.__wrapped__()
+    assert not library.has_int8_tiles()
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""C++ for x86-64 CPUs with AVX-512, in bfloat16 (or with AMX) and int8; see `native/` and `hatch_build.py`."""
+"""C++ for CPUs that multiply bfloat16 or int8: AVX-512, AMX, ARM; see `native/` and `hatch_build.py`."""

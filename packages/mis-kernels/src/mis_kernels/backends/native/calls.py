@@ -1,4 +1,4 @@
-"""Attention, norms, RoPE and logits in C++, by JAX's foreign function interface; for x86-64 with AVX-512 in bfloat16.
+"""Attention, norms, RoPE and logits in C++, by JAX's foreign function interface.
 
 XLA:CPU works through a loop of small operations and spends most of an attention's time between its two
 products; the native kernel keeps a tile's logits in the first-level cache. Norms and RoPE take one pass over

@@ -1,4 +1,4 @@
-"""Products in int8 on x86-64 CPUs with AVX-512 VNNI, whose instruction takes four summands of 16 columns, or with AMX.
+"""Products in int8 in C++: an instruction takes four summands of 16 columns (AVX-512 VNNI, ARM), or a tile (AMX).
 
 XLA:CPU multiplies int8 no faster than float32. Here weights lie in the order in which the instruction takes them,
 sixteen of which fill a tile register, and a layer of a stack is an index, not a copy.

@@ -1,16 +1,18 @@
-"""The native library for x86-64 CPUs with AVX-512: compiled into the wheel, loaded at first use.
+"""The native library for x86-64 CPUs with AVX-512 and aarch64 CPUs with bfloat16: in the wheel, loaded at first use.
 
 See `native/` for its source and `hatch_build.py` for how it is compiled. Where it is missing, or the CPU lacks
 what a part of it needs, everything that could use that part has another implementation.
 
 Two environment variables change that, for tests and to see what a lesser CPU does. Both are read once. `MIS_MAX_ISA`
-takes instruction sets away: it names the largest that is used, in the words of XLA's option `--xla_cpu_max_isa`.
+takes instruction sets of x86-64 away: it names the largest that is used, in the words of XLA's option
+`--xla_cpu_max_isa`.
 `MIS_NATIVE_LIBRARY` names the file of another library; one that emulates instructions has them on every CPU.
 """
 
 import ctypes
 import itertools
 import os
+import platform
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -34,15 +36,16 @@ LEVELS = {
 }
 """XLA's names of instruction sets, each with what it adds to those before it, in Linux's words."""
 
-_INT8 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
-_BFLOAT16 = _INT8 | {"avx512_bf16"}
+_AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+_INT8 = {"x86_64": _AVX512 | {"avx512_vnni"}, "aarch64": {"i8mm"}}
+_BFLOAT16 = {"x86_64": _INT8["x86_64"] | {"avx512_bf16"}, "aarch64": _INT8["aarch64"] | {"bf16"}}
 _AMX = {"amx_tile", "amx_bf16"}
 
 
 @cache
 def why_not() -> str | None:
     """Load the library; return what bfloat16 needs and this machine or installation lacks, or None if it is there."""
-    return _lacking(_BFLOAT16) or _load()
+    return _lacking(_BFLOAT16[_machine()]) or _load()
 
 
 @cache
@@ -56,7 +59,7 @@ def has_tiles() -> bool:
 @cache
 def why_not_int8() -> str | None:
     """Load the library; return what int8 needs and this machine or installation lacks, or None if it is there."""
-    return _lacking(_INT8) or _load()
+    return _lacking(_INT8[_machine()]) or _load()
 
 
 def has_int8_tiles() -> bool:
@@ -119,11 +122,16 @@ def _flags() -> set[str]:
     return flags.difference(*(LEVELS[name] for name in names[names.index(limit) + 1 :]))
 
 
-def _cpu_flags() -> set[str]:
+def _machine() -> str:
+    """Return the kind of machine in Linux's words; one that the library is not written for counts as x86-64."""
+    machine = platform.machine()
+    return machine if machine in _INT8 else "x86_64"
+
+
+def _cpu_flags(file: Path = Path("/proc/cpuinfo")) -> set[str]:
     """Return what Linux says the CPU can do; nothing elsewhere."""
-    file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.exists() else []
-    return next((set(line.split()) for line in lines if line.startswith("flags")), set())
+    return next((set(line.split()) for line in lines if line.startswith(("flags", "Features"))), set())
 
 
 def _emulated() -> set[str]:

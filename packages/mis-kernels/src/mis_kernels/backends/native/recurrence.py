@@ -1,4 +1,4 @@
-"""The gated delta rule in C++, by JAX's foreign function interface; for x86-64 with AVX-512.
+"""The gated delta rule in C++, by JAX's foreign function interface.
 
 Key heads are spread over threads; XLA:CPU would compute one operation of the loop after the other, on one core. Rows
 are computed as they are, not padded to a common number. States stay where they are.
