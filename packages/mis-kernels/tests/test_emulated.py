@@ -14,10 +14,10 @@ import pytest
 from count_tiles import ATTENTION, COLUMNS, DEPTH, INT8_COLUMNS, INT8_DEPTH, ROWS
 from emulation import CPU, EVERYTHING, KERNELS, NEEDED, SINGLE, compiled, environment
 from kernel_cases import Case
+from single_instructions import SMALLEST, call, flushed, numbers
 
 ROOT = KERNELS.parents[1]
 pytestmark = pytest.mark.skipif("MIS_MAX_ISA" in os.environ, reason="needs a CPU without a limit: sets its own")
-SMALLEST = 2.0**-126  # of the normal numbers
 HAS_AVX512, HAS_AMX = CPU >= NEEDED, NEEDED | {"amx_tile", "amx_bf16", "amx_int8"} <= CPU
 NEEDS_AVX512 = pytest.mark.skipif(not HAS_AVX512, reason="needs a CPU with AVX-512 in bfloat16, to compare with")
 NEEDS_AMX = pytest.mark.skipif(not HAS_AMX, reason="needs a CPU with AMX, to compare with")
@@ -33,28 +33,6 @@ def executed() -> ctypes.CDLL:
     library = ctypes.CDLL(str(compiled((), SINGLE)))
     assert not HAS_AMX or library.mis_request_tile_registers() == 0
     return library
-
-
-def call(library: ctypes.CDLL, name: str, *arrays: np.ndarray) -> np.ndarray:
-    """Have an instruction change its first operand; return that."""
-    copies = [np.ascontiguousarray(array) for array in arrays]
-    copies[0] = copies[0].copy()
-    getattr(library, name)(*(array.ctypes.data_as(ctypes.c_void_p) for array in copies))
-    return copies[0]
-
-
-def numbers(shape: tuple[int, ...], dtype: type, seed: int) -> np.ndarray:
-    """Bits of numbers of all sizes, every eighth of them zero, infinite, NaN or denormal."""
-    random = np.random.default_rng(seed)
-    drawn = random.standard_normal(shape) * 2.0 ** random.integers(-60, 40, shape)
-    strange = random.choice([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-39, -9e-39, SMALLEST, 3e38], shape)
-    with np.errstate(over="ignore"):
-        return np.where(random.random(shape) < 1 / 8, strange, drawn).astype(dtype)
-
-
-def flushed(x: np.ndarray) -> np.ndarray:
-    """Return float32 with denormals as zeros of their sign."""
-    return np.where(np.abs(x) < SMALLEST, np.copysign(np.float32(0), x), x).astype(np.float32)
 
 
 def narrowed(x: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from filelock import FileLock
 from mis_kernels.backends.native import library
 
 KERNELS = Path(__file__).parents[2]
+HOOK = KERNELS / "hatch_build.py"
 NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"}
 CPU = library._cpu_flags()  # whatever MIS_MAX_ISA allows
 EVERYTHING = ("AMX", "AVX512")
@@ -26,17 +28,26 @@ SINGLE = (KERNELS / "native" / "emulated" / "single.cc", KERNELS / "native" / "t
 """Single instructions."""
 
 
+def build_hook() -> ModuleType:
+    """Load what compiles the library."""
+    spec = importlib.util.spec_from_file_location("hatch_build", HOOK)
+    assert spec is not None
+    assert spec.loader is not None
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    return hook
+
+
 def compiled(emulated: tuple[str, ...], sources: tuple[Path, ...] = ()) -> Path:
     """Return the file of a library with these instructions emulated; it is compiled once for all processes.
 
     Args:
-        emulated: `AMX`, `AVX512`.
+        emulated: `AMX`, `AVX512`, `ARM`.
         sources: Files to compile; none: all of them.
     """
     files = sorted(file for file in (KERNELS / "native").rglob("*") if file.suffix in {".cc", ".h"})
-    hook_file = KERNELS / "hatch_build.py"
     digest = hashlib.blake2b(" ".join([*emulated, *map(str, sources), *sorted(CPU)]).encode(), digest_size=8)
-    for file in (hook_file, *files):
+    for file in (HOOK, *files):
         digest.update(file.read_bytes())
     name = "-".join(["single" if sources else "native", "emulates", *emulated])
     folder = KERNELS / ".cache"  # not in src, from where it would get into wheels
@@ -44,13 +55,8 @@ def compiled(emulated: tuple[str, ...], sources: tuple[Path, ...] = ()) -> Path:
     folder.mkdir(exist_ok=True)
     with FileLock(output.with_suffix(".lock")):
         if not output.exists():
-            spec = importlib.util.spec_from_file_location("hatch_build", hook_file)
-            assert spec is not None
-            assert spec.loader is not None
-            hook = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(hook)
             partial = output.with_suffix(".partial")
-            reason = hook.compile_library(KERNELS, partial, emulated, sources)
+            reason = build_hook().compile_library(KERNELS, partial, emulated, sources)
             if reason is not None:
                 pytest.skip(f"needs a C++ compiler for x86-64 Linux: {reason}")
             partial.rename(output)
