@@ -206,6 +206,15 @@ def tests_cluster(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=["wheels"])
+def tests_arm(session: nox.Session) -> None:
+    """Compile the native library for ARM CPUs, and run it under emulation on what native tests compute: nightly."""
+    if not all(map(shutil.which, ("aarch64-linux-gnu-g++", "qemu-aarch64-static"))):
+        session.error("aarch64-linux-gnu-g++ or qemu-aarch64-static is not on PATH: "
+                      "`apt-get install g++-aarch64-linux-gnu qemu-user-static` on Debian.")  # fmt: skip
+    test(session, "--tier=full", "packages/mis-kernels/tests/test_arm.py")
+
+
+@nox.session(venv_backend="none", requires=["wheels"])
 def short_forms(session: nox.Session) -> None:
     """Run `tests_cluster -- --quick` and `tpu_aot -- --quick`, of kernels for v6e alone, as `.ci/run` does."""
     session.notify("tests_cluster", ["--quick"])

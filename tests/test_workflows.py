@@ -78,6 +78,27 @@ def test_every_session_of_a_workflow_exists() -> None:
     assert everything <= named
 
 
+def test_a_night_installs_what_its_sessions_ask_for() -> None:
+    functions = {
+        node.name: ast.unparse(node)
+        for node in ast.parse((ROOT / "noxfile.py").read_text()).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    job = WORKFLOWS["nightly.yml"]["jobs"]["full"]
+    night = {each["session"].partition("(")[0] for each in job["strategy"]["matrix"]["include"]}
+    asked = {
+        name: set(found.group(1).split())
+        for name in night
+        if (found := re.search(r"session\.error\(.*`apt-get install ([^`]+)`", functions[name]))
+    }
+    steps_that_install = [step for step in job["steps"] if "apt-get" in step.get("run", "")]
+    assert asked == {
+        step["if"].removeprefix("matrix.session == ").strip("'"): set(step["run"].partition(" -y -qq ")[2].split())
+        for step in steps_that_install
+    }
+    assert set(asked) == {"tests_arm", "tests_cluster"}
+
+
 def test_what_workflows_call_exists() -> None:
     used = [step["uses"] for _, step in steps() if "uses" in step] + [job["uses"] for *_, job in JOBS if "uses" in job]
     local = [each for each in used if each.startswith("./")]

@@ -161,7 +161,7 @@ inline __m512 _mm512_fmsub_ps(__m512 x, __m512 y, __m512 z) {
 inline __m512 _mm512_roundscale_ps(__m512 x, int) {  // to whole numbers is the only use
   return mis::neon::floats([&](int i) { return vrndnq_f32(x.part[i]); });
 }
-inline __m512 _mm512_scalef_ps(__m512 x, __m512 y) {  // y is finite, or x is NaN
+inline __m512 _mm512_scalef_ps(__m512 x, __m512 y) {  // both are finite, or x is NaN
   return mis::neon::floats([&](int i) {
     const int32x4_t most = vdupq_n_s32(500), power = vcvtmq_s32_f32(y.part[i]);
     const int32x4_t exponent = vmaxq_s32(vnegq_s32(most), vminq_s32(most, power));

@@ -12,7 +12,18 @@ import numpy as np
 import pytest
 
 from count_tiles import ATTENTION, COLUMNS, DEPTH, INT8_COLUMNS, INT8_DEPTH, ROWS
-from emulation import CPU, EVERYTHING, KERNELS, NEEDED, SINGLE, compiled, environment
+from emulation import (
+    ALL_ON_TILES,
+    ALL_ON_VECTORS,
+    CPU,
+    EVERYTHING,
+    KERNELS,
+    NEEDED,
+    OURS,
+    SINGLE,
+    compiled,
+    environment,
+)
 from kernel_cases import Case
 from single_instructions import SMALLEST, call, flushed, numbers
 
@@ -146,7 +157,6 @@ def test_vectors_have_the_bits_of_the_cpus(emulated: ctypes.CDLL, executed: ctyp
     assert_same(*(call(each, "mis_scalef_ps", c, x, powers) for each in (emulated, executed)))
 
 
-OURS = "packages/mis-kernels/tests"
 SOME_ON_TILES = (
     f"{OURS}/test_packed.py::test_equals_numpy[1-shape2]",
     f"{OURS}/test_packed.py::test_a_pair_is_gated[shape1]",
@@ -155,12 +165,6 @@ SOME_ON_TILES = (
     f"{OURS}/attention/test_native.py::test_every_group_and_width_of_head[1-32]",
     f"{OURS}/attention/test_native.py::test_capped_logits_give_what_the_reference_gives[5.0-15.0]",
     f"{OURS}/attention/test_decoding.py::test_a_decoded_row_has_the_bits_of_a_prefilled_one[native]",
-)
-ALL_ON_TILES = (OURS, "-k", "native or packed or int8 or logits")
-ALL_ON_VECTORS = (
-    *ALL_ON_TILES[:-1],
-    f"{ALL_ON_TILES[-1]} or few_rows",
-    "packages/mis-core/tests/runner/test_few_rows.py",
 )
 NO_NEED = pytest.mark.skipif(
     HAS_AVX512 and not HAS_AMX, reason="needs a CPU that does not choose these paths by itself: all tests run on them"

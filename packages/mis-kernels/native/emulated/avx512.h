@@ -67,6 +67,7 @@ inline uint16_t rounded_to_bfloat16(float x) {
   return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
+#ifndef MIS_EMULATED_ARM
 // Adds to sums the products of the second numbers of each pair, then of the first (Intel's Software Developer's Manual,
 // volume 2, VDPBF16PS).
 [[gnu::noinline]] inline void add_pairs(Floats& sums, const Numbers<uint16_t, 32>& x, const Numbers<uint16_t, 32>& y) {
@@ -75,6 +76,7 @@ inline uint16_t rounded_to_bfloat16(float x) {
     sums.at[i] = fused(of_bfloat16(x.at[2 * i]), of_bfloat16(y.at[2 * i]), sums.at[i]);
   }
 }
+#endif
 
 // x times 2 to the power of a whole number.
 inline float scaled(float x, float power) {
@@ -114,6 +116,10 @@ inline Vector lanes(Vector x, Vector y, int choice) {
 }
 
 }  // namespace mis::emulated
+
+#ifdef MIS_EMULATED_ARM
+#include "bfdot.h"
+#endif
 
 // Loads, stores, constants.
 

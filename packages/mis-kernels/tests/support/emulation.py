@@ -18,6 +18,7 @@ HOOK = KERNELS / "hatch_build.py"
 NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"}
 CPU = library._cpu_flags()  # whatever MIS_MAX_ISA allows
 EVERYTHING = ("AMX", "AVX512")
+OF_ARM = (*EVERYTHING, "ARM")
 WHAT_IS_LACKING = ("AMX",) if NEEDED <= CPU else EVERYTHING
 """What is emulated to run the paths of AMX here: no more than must be, but tiles always, since the CPU counts none."""
 
@@ -26,6 +27,15 @@ COUNTED = ("configured", "zeroed", "loaded", "stored", "multiplied_bfloat16", "m
 
 SINGLE = (KERNELS / "native" / "emulated" / "single.cc", KERNELS / "native" / "tile_registers.cc")
 """Single instructions."""
+
+OURS = "packages/mis-kernels/tests"
+ALL_ON_TILES = (OURS, "-k", "native or packed or int8 or logits")
+ALL_ON_VECTORS = (
+    *ALL_ON_TILES[:-1],
+    f"{ALL_ON_TILES[-1]} or few_rows",
+    "packages/mis-core/tests/runner/test_few_rows.py",
+)
+"""Arguments that have pytest run the tests of native paths."""
 
 
 def build_hook() -> ModuleType:
