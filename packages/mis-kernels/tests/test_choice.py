@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tracemalloc
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from mis_kernels.backends.gpu import attention
 from mis_kernels.backends.gpu.backend import GpuBackend
 from mis_kernels.backends.native import library
 from mis_kernels.backends.native.backend import NativeBackend, NativeInt8Backend
+from mis_kernels.backends.native.packed import pack
 from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.xla.backend import XlaBackend, XlaCpuBackend
 from mis_kernels.heads import HEAD_SHAPES, HeadShape
@@ -123,20 +125,35 @@ def test_packed_weights_are_cut_like_plain_ones(cut: P, packed: P) -> None:
     """What each of two devices has of the tiles is what it would pack of its own part."""
     backend = NativeBackend(ANY_HEADS, "bfloat16")
     weight = np.random.default_rng(0).integers(0, 2**16, (3, 128, 64)).astype(np.uint16)
-    stored = backend.pack(weight)
+    stored = backend.pack(weight.copy())
     assert weight_of(stored).partition(cut).tiles == packed
     assert weight_of(weight).partition(cut) is cut
     axis = [number for number, name in enumerate(cut) if name]
     for axis_of_tiles in [number for number, name in enumerate(packed) if name]:
         parts = np.split(weight, 2, axis[0]), np.split(stored.tiles, 2, axis_of_tiles)
         for part, tiles in zip(*parts, strict=True):
-            np.testing.assert_array_equal(backend.pack(part).tiles, tiles)
+            np.testing.assert_array_equal(backend.pack(part.copy()).tiles, tiles)
+
+
+@pytest.mark.parametrize("shape", [(8, 256, 512), (8, 2, 256, 256)])
+def test_a_stack_is_packed_in_its_own_memory(shape: tuple[int, ...]) -> None:
+    weight = np.random.default_rng(0).integers(0, 2**16, shape).astype(np.uint16)
+    expected = np.stack([pack(layer) for layer in weight])
+    tracemalloc.start()
+    try:
+        stored = NativeBackend(ANY_HEADS, "bfloat16").pack(weight)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(stored.tiles, expected)
+    assert np.shares_memory(stored.tiles, weight)
+    assert most < 3 * weight[0].nbytes
 
 
 def test_a_plain_layer_is_a_slice_and_a_packed_one_an_index() -> None:
     backend = NativeBackend(ANY_HEADS, "bfloat16")
     weight = np.arange(3 * 64 * 32, dtype=np.uint16).reshape(3, 64, 32)
-    stored = backend.pack(weight)
+    stored = backend.pack(weight.copy())
     assert stored.at_layer(jnp.int32(1)).tiles is stored.tiles
     found = weight_of(jnp.asarray(weight)).at_layer(jnp.int32(1)).values
     np.testing.assert_array_equal(np.asarray(found).view(np.uint16), weight[1])

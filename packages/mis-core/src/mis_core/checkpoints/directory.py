@@ -12,7 +12,7 @@ from mis_core.checkpoints.checkpoint import Checkpoint, StoredDecision, StoredTe
 from mis_core.checkpoints.decision_files import StoredHead, read_head
 from mis_core.checkpoints.digests import ModelPart, files_sha256, weights_sha256
 from mis_core.checkpoints.files import Files, is_there
-from mis_core.checkpoints.safetensors_files import open_safetensors
+from mis_core.checkpoints.safetensors_files import SafetensorsFile, open_safetensors
 from mis_core.checkpoints.signs import Signs, directory_signs, location
 from mis_core.checkpoints.tokenizer_files import read_tokenizer
 from mis_core.checkpoints.weight_files import weight_files
@@ -123,7 +123,7 @@ class DirectoryCheckpoint(Checkpoint):
 class _Tensor(StoredTensor):
     """A tensor of an open safetensors file; see `StoredTensor`."""
 
-    def __init__(self, file: Any, name: str, path: Path) -> None:
+    def __init__(self, file: SafetensorsFile, name: str, path: Path) -> None:
         header = file.get_slice(name)
         self.shape = tuple(header.get_shape())
         self.stored_type = header.get_dtype()

@@ -15,7 +15,7 @@ from mis_core.checkpoints.digests import ModelPart, files_sha256
 from mis_core.checkpoints.files import Files
 from mis_core.checkpoints.merged import LoraAdapter
 from mis_core.checkpoints.pointer_files import ADAPTER, SETTINGS, TOKENIZER, WEIGHTS, StoredPointer, read_pointer
-from mis_core.checkpoints.safetensors_files import open_safetensors
+from mis_core.checkpoints.safetensors_files import SafetensorsFile, open_safetensors
 from mis_core.checkpoints.signs import Signs, location
 from mis_core.checkpoints.text_settings import is_name_of_images, is_tied, name_in_text, text_settings
 from mis_core.checkpoints.tokenizer_files import read_tokenizer
@@ -144,7 +144,7 @@ def _without_head(architectures: Any) -> Any:
 class _Stacked(StoredTensor):
     """The same part of both linear layers, one behind the other; see `StoredTensor`."""
 
-    def __init__(self, path: Path, file: Any, names: list[str], dimensions: int) -> None:
+    def __init__(self, path: Path, file: SafetensorsFile, names: list[str], dimensions: int) -> None:
         slices = [file.get_slice(name) for name in names]
         for name, each in zip(names, slices, strict=True):
             shape = tuple(each.get_shape())

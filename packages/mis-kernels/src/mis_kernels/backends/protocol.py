@@ -191,7 +191,13 @@ class Backend(ABC):
 
     @abstractmethod
     def pack(self, weight: Shaped[np.ndarray, "*stack in out"]) -> StoredWeight:
-        """Return a stack of weights, or of pairs, in host memory in the layout that products read fastest."""
+        """Return a stack of weights, or of pairs, in host memory in the layout that products read fastest.
+
+        The result has the memory of the stack, which nobody may use any more: a host has no room for two.
+
+        Args:
+            weight: The stack, contiguous.
+        """
 
     @abstractmethod
     def pack_quantized(self, weight: QuantizedWeight, depth: int, columns: int) -> QuantizedWeight:

@@ -40,8 +40,12 @@ class NativeProductsBackend(XlaCpuBackend):
         return not gate_bias and packed.fits(*dimensions)
 
     def pack(self, weight: Shaped[np.ndarray, "*stack in out"]) -> PackedWeight:
-        """Reorder bits for tile registers, layer by layer."""
-        return PackedWeight(np.stack([packed.pack(layer.view(np.uint16)) for layer in weight]))
+        """Reorder bits for tile registers, each layer in its own memory."""
+        bits = weight.view(np.uint16)
+        for layer in bits:
+            tiles = packed.pack(layer)
+            layer[...] = tiles.reshape(layer.shape)
+        return PackedWeight(bits.reshape(len(bits), *tiles.shape))
 
     def log_sum_exp_rows(self, embed: int) -> int:
         """Of native logits few, as small requests score: reading the head again costs little."""
