@@ -177,6 +177,27 @@ def test_the_real_engine_reports_a_missing_model() -> None:
         assert opened.exit_code() == 1
 
 
+LOADING = """
+import gc, socket, sys
+from mis_core.errors import ModelError
+from mis_core.process.main import run
+
+def make_engine(config):
+    raise ModelError(f"collects while it loads: {gc.isenabled()}")
+
+run(socket.socket(fileno=int(sys.argv[1])), make_engine)
+print(f"collects later: {gc.isenabled()}", file=sys.stderr)
+"""
+
+
+def test_it_looks_for_no_garbage_while_it_loads() -> None:
+    with front("-c", LOADING) as engine:
+        engine.send(Configure({"model": "none"}))
+        assert engine.receive() == Failed("collects while it loads: False")
+        assert engine.process.stderr is not None
+        assert engine.process.stderr.read() == b"collects later: True\n"
+
+
 @pytest.mark.parametrize("says_so", [True, False])
 def test_a_front_that_gives_up_early_leaves_no_trace(says_so: bool) -> None:
     with front("-m", "mis_core.process.main") as mine:

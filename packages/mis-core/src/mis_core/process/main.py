@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from mis_core.config import EngineConfig
 from mis_core.errors import MisError
+from mis_core.process.heap import without_collection
 from mis_core.process.lifeline import end_with_starter
 from mis_core.process.request_table import Channel, RequestTable
 from mis_core.process.wire import (
@@ -91,7 +92,8 @@ def run(connection: socket.socket, make_engine: EngineFactory) -> int:
 
 def _load(channel: Channel, make_engine: EngineFactory, configure: Configure) -> "Engine | None":
     try:
-        return make_engine(EngineConfig(**configure.options))
+        with without_collection():
+            return make_engine(EngineConfig(**configure.options))
     except MisError as error:
         channel.post(Failed(message=error.message))
     except Exception as error:

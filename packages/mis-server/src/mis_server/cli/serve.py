@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from mis_core.config import EngineConfig
+from mis_core.process.heap import without_collection
 from mis_server.cli.command import Command
 from mis_server.cli.options import Flag, flag_of, given_as, options_of, read, read_engine
 from mis_server.compatibility import ACCEPTED, translate
@@ -29,9 +30,10 @@ def _serve(**given: Any) -> None:
     for name, why in whys.items():
         logger.info("%s: %s", given_as(click.get_current_context(), name), why)
     # Imported late, so that --help and errors in flags need not wait for it.
-    import uvloop
+    with without_collection():
+        import uvloop
 
-    from mis_server.serving import serve
+        from mis_server.serving import serve
 
     with contextlib.suppress(asyncio.CancelledError):  # stopped before it was ready
         uvloop.run(serve(settings))
