@@ -51,7 +51,7 @@ class SafetensorsFile:
             return self._checked.get_tensor(name)
         elements = np.empty(math.prod(entry["shape"]), _TYPES[entry["dtype"]])
         self._file.seek(self._begin + entry["data_offsets"][0])
-        if self._file.readinto(elements.view(np.uint8)) != elements.nbytes:
+        if self._file.readinto(elements.view(np.uint8).data) != elements.nbytes:
             raise ModelError(f"{self._path}: truncated while tensor {shown(name, 200)} was read.")
         return elements.reshape(entry["shape"])
 

@@ -42,10 +42,10 @@ class NativeProductsBackend(XlaCpuBackend):
     def pack(self, weight: Shaped[np.ndarray, "*stack in out"]) -> PackedWeight:
         """Reorder bits for tile registers, each layer in its own memory."""
         bits = weight.view(np.uint16)
+        tiles = packed.pack(bits[:0]).shape[1:]
         for layer in bits:
-            tiles = packed.pack(layer)
-            layer[...] = tiles.reshape(layer.shape)
-        return PackedWeight(bits.reshape(len(bits), *tiles.shape))
+            layer[...] = packed.pack(layer).reshape(layer.shape)
+        return PackedWeight(bits.reshape(len(bits), *tiles))
 
     def log_sum_exp_rows(self, embed: int) -> int:
         """Of native logits few, as small requests score: reading the head again costs little."""
