@@ -25,7 +25,7 @@ class FileKind:
     Attributes:
         name: What messages call it.
         patterns: Names of its files, as `fnmatch` has them.
-        max_bytes: Largest size; None for weights, which are mapped into memory and never read as a whole.
+        max_bytes: Largest size; None for weights, which are read tensor by tensor, or mapped into memory.
     """
 
     name: str
