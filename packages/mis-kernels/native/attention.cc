@@ -1,186 +1,30 @@
 // Attention of packed new tokens to their paged contexts and their own segments, in tile registers or on vectors.
 // The contract is that of mis_kernels.segment_attention.
 
-
-#include "parallel.h"
+#include "blocks.h"
 #include "tiles.h"
-#include "xla/ffi/api/ffi.h"
-
-namespace ffi = xla::ffi;
 
 namespace mis {
 
-constexpr int kBlockRows = 1024;
-constexpr float kLog2E = 1.44269504f;
+struct Bfloat16Attention {
+  using Number = uint16_t;
+  using Rows = mis::Rows;
+  using Keys = PackedKeys;
+  static constexpr int kTileKeys = mis::kTileKeys;
 
-struct Problem {
-  const uint16_t *q, *k, *v, *k_pages, *v_pages;
-  const int32_t *context_id, *context_len, *segment_start, *page_table;
-  uint16_t* out;
-  int64_t tokens, heads, kv_heads, dim, pages, page_size, pages_per_context;
-  int64_t window;  // positions that a token sees, its own the last
-  Logits logits;
-  bool has_tiles;
-
-  int64_t group() const { return heads / kv_heads; }
-
-  // The first token of its context that a token sees; none if that is not below its context_len.
-  int64_t context_first(int64_t t) const {
-    return std::max<int64_t>(context_len[t] + t - segment_start[t] + 1 - window, 0);
-  }
-
-  // The first new token that a token sees; none if that is beyond the token itself.
-  int64_t own_first(int64_t t) const { return std::max<int64_t>(segment_start[t], t + 1 - window); }
-};
-
-// A run of tokens with one context; the unit of work is one KV head's rows of it.
-struct Block {
-  int64_t begin, end;
-};
-
-std::vector<Block> cut(const Problem& p) {
-  const int64_t most = std::max<int64_t>(kBlockRows / p.group(), 1);
-  std::vector<Block> blocks;
-  for (int64_t t = 0; t < p.tokens; ++t) {
-    const bool sees = p.context_len[t] > 0;
-    const bool joins = !blocks.empty() && blocks.back().end == t && t - blocks.back().begin < most &&
-                       (!sees || p.context_id[t] == p.context_id[blocks.back().begin]);
-    if (joins) {
-      blocks.back().end = t + 1;
-    } else {
-      blocks.push_back({t, t + 1});
-    }
-  }
-  return blocks;
-}
-
-struct Scratch {
-  Rows rows;
-  PackedKeys keys;
-  Buffer<int32_t> from, until;  // [rows]: the first position that a row sees, and that behind its last
-};
-
-void attend_context(const Problem& p, int64_t head, Block block, Scratch& scratch) {
-  const int group = p.group(), dim = p.dim;
-  int64_t longest = 0, earliest = INT64_MAX, context = p.context_id[block.begin];
-  for (int64_t t = block.begin; t < block.end; ++t) {
-    if (p.context_len[t] > longest) longest = p.context_len[t], context = p.context_id[t];
-    if (p.context_first(t) < p.context_len[t]) earliest = std::min(earliest, p.context_first(t));
-  }
-  const int32_t* table = p.page_table + context * p.pages_per_context;
-  const int64_t head_pages = head * p.pages;
-  const int rows = (block.end - block.begin) * group;
-  int32_t *from = scratch.from.ensure(rows), *until = scratch.until.ensure(rows);
-  for (int row = 0; row < rows; ++row) {
-    const int64_t t = block.begin + row / group;
-    from[row] = p.context_first(t), until[row] = p.context_len[t];
-  }
-  for (int64_t start = earliest / kTileKeys * kTileKeys; start < longest; start += kTileKeys) {
-    const int count = std::min<int64_t>(kTileKeys, longest - start);
-    const auto at = [&](const uint16_t* pages, int n) {
-      const int64_t position = start + n;
-      return pages + ((head_pages + table[position / p.page_size]) * p.page_size + position % p.page_size) * dim;
-    };
-    scratch.keys.pack(count, dim, [&](int n) { return at(p.k_pages, n); }, [&](int n) { return at(p.v_pages, n); });
-    attend_tile(scratch.rows, scratch.keys, 0, rows, dim, p.logits, from, until, start, p.has_tiles);
-  }
-}
-
-void attend_own(const Problem& p, int64_t head, Block block, Scratch& scratch) {
-  const int group = p.group(), dim = p.dim;
-  for (int64_t t = block.begin, end; t < block.end; t = end) {
-    const int64_t first = p.segment_start[t];
-    end = t + 1;
-    if (first > t) continue;
-    while (end < block.end && p.segment_start[end] == first) ++end;
-    const int rows = (end - t) * group;
-    int32_t *from = scratch.from.ensure(rows), *until = scratch.until.ensure(rows);
-    for (int row = 0; row < rows; ++row) from[row] = p.own_first(t + row / group), until[row] = t + row / group + 1;
-    const int64_t skipped = (from[0] - first) / kTileKeys * kTileKeys;
-    for (int64_t start = first + skipped; start < end; start += kTileKeys) {
-      const int count = std::min<int64_t>(kTileKeys, end - start);
-      const auto at = [&](const uint16_t* x, int n) { return x + ((start + n) * p.kv_heads + head) * dim; };
-      scratch.keys.pack(count, dim, [&](int n) { return at(p.k, n); }, [&](int n) { return at(p.v, n); });
-      const int64_t row = (t - block.begin) * group;
-      attend_tile(scratch.rows, scratch.keys, row, rows, dim, p.logits, from, until, start, p.has_tiles);
-    }
-  }
-}
-
-void attend_block(const Problem& p, int64_t head, Block block, Scratch& scratch) {
-  const int64_t group = p.group(), dim = p.dim, count = block.end - block.begin;
-  scratch.rows.reset(count * group, dim);
-  uint16_t* q = scratch.rows.q.data();
-  for (int64_t t = 0; t < count; ++t) {
-    const uint16_t* from = p.q + ((block.begin + t) * p.heads + head * group) * dim;
-    std::memcpy(q + t * group * dim, from, group * dim * 2);
-  }
-  attend_context(p, head, block, scratch);
-  attend_own(p, head, block, scratch);
-  const float* sum = scratch.rows.sum.data();
-  for (int64_t row = 0; row < count * group; ++row) {
-    const float total = scratch.rows.total_of(row);
-    uint16_t* to = p.out + ((block.begin + row / group) * p.heads + head * group + row % group) * dim;
-    const __m512 share = _mm512_set1_ps(total > 0 ? 1.0f / total : 0.0f);
-    for (int64_t d = 0; d < dim; d += 16) {
-      const __m256bh value = _mm512_cvtneps_pbh(_mm512_mul_ps(share, _mm512_load_ps(sum + row * dim + d)));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + d), reinterpret_cast<const __m256i&>(value));
-    }
-  }
-}
-
-ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::U16> q, ffi::Buffer<ffi::U16> k, ffi::Buffer<ffi::U16> v,
-                     ffi::Buffer<ffi::U16> k_pages, ffi::Buffer<ffi::U16> v_pages, ffi::Buffer<ffi::S32> context_id,
-                     ffi::Buffer<ffi::S32> context_len, ffi::Buffer<ffi::S32> segment_start,
-                     ffi::Buffer<ffi::S32> page_table, ffi::Buffer<ffi::S32> window,
-                     ffi::ResultBuffer<ffi::U16> out, float scale, float cap, bool has_tiles) {
-  const auto new_shape = q.dimensions(), cache_shape = k_pages.dimensions();
-  const Problem problem = {q.typed_data(),
-                           k.typed_data(),
-                           v.typed_data(),
-                           k_pages.typed_data(),
-                           v_pages.typed_data(),
-                           context_id.typed_data(),
-                           context_len.typed_data(),
-                           segment_start.typed_data(),
-                           page_table.typed_data(),
-                           out->typed_data(),
-                           new_shape[0],
-                           new_shape[1],
-                           k.dimensions()[1],
-                           new_shape[2],
-                           cache_shape[1],
-                           cache_shape[2],
-                           page_table.dimensions()[1],
-                           *window.typed_data(),
-                           {scale * kLog2E, cap * kLog2E},
-                           has_tiles};
-  const std::vector<Block> blocks = cut(problem);
-  const int64_t count = blocks.size();
-  const auto some = [=](int64_t unit) {
-    thread_local Scratch scratch;
-    attend_block(problem, unit / count, blocks[unit % count], scratch);
+  // Powers of 2, and not of e.
+  struct Logits : mis::Logits {
+    static constexpr float kLog2E = 1.44269504f;
+    Logits(float scale, float cap) : mis::Logits{scale * kLog2E, cap * kLog2E} {}
   };
-  for_each(pool, count * problem.kv_heads, some, has_tiles);
-  return ffi::Error::Success();
-}
+
+  static void store(uint16_t* to, __m512 x) {
+    const __m256bh rounded = _mm512_cvtneps_pbh(x);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), reinterpret_cast<const __m256i&>(rounded));
+  }
+};
 
 }  // namespace mis
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(mis_segment_attention, mis::attention,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::U16>>()
-                                  .Arg<ffi::Buffer<ffi::U16>>()
-                                  .Arg<ffi::Buffer<ffi::U16>>()
-                                  .Arg<ffi::Buffer<ffi::U16>>()
-                                  .Arg<ffi::Buffer<ffi::U16>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Ret<ffi::Buffer<ffi::U16>>()
-                                  .Attr<float>("scale")
-                                  .Attr<float>("cap")
-                                  .Attr<bool>("has_tiles"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(mis_segment_attention, (mis::attend<mis::Bfloat16Attention, xla::ffi::U16>),
+                              mis::attention_binding<xla::ffi::U16>());

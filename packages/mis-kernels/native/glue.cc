@@ -1,7 +1,10 @@
 // RMS norms, RoPE and the split into queries, keys and values.
 // The contracts are those of mis_kernels.backends.native.calls.
 
+#include <cstring>
+
 #include "parallel.h"
+#include "vectors.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;

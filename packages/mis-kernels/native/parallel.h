@@ -2,16 +2,29 @@
 
 #pragma once
 
+#include "instructions.h"
+
+#include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstdint>
 #include <memory>
 #include <thread>
 #include <utility>
 
-#include "tiles.h"
+#include "buffer.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace mis {
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t bytes_per_row[16] = {};
+  uint8_t rows[16] = {};
+  TileConfig() {
+    for (int i = 0; i < 8; ++i) bytes_per_row[i] = 64, rows[i] = 16;
+  }
+};
 
 // Work that any number of threads share; the last reference may be a task that came too late to do anything.
 template <typename Unit>

@@ -1,6 +1,7 @@
 // Products in int8, in tile registers or on vectors; the contract is that of mis_kernels.backends.native.int8.
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "parallel.h"

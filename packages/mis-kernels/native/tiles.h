@@ -13,6 +13,7 @@
 #include <cstring>
 #include <vector>
 
+#include "buffer.h"
 #include "rows.h"
 #include "vectors.h"
 
@@ -22,35 +23,6 @@ constexpr int kTileKeys = 256;   // keys in a tile; a multiple of 32
 constexpr int kStrip = 32;       // rows whose logits are worked on together: two tile registers
 constexpr float kLowest = -1e30f;
 constexpr float kHeadroom = 60.0f;  // powers of 2 by which a weight may exceed 1
-
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t bytes_per_row[16] = {};
-  uint8_t rows[16] = {};
-  TileConfig() {
-    for (int i = 0; i < 8; ++i) bytes_per_row[i] = 64, rows[i] = 16;
-  }
-};
-
-// Memory of one thread, aligned for whole vectors.
-template <typename T>
-class Buffer {
- public:
-  T* ensure(size_t count) {
-    if (count > size_) {
-      std::free(data_);
-      size_ = count;
-      data_ = static_cast<T*>(std::aligned_alloc(64, (count * sizeof(T) + 63) / 64 * 64));
-    }
-    return data_;
-  }
-  T* data() const { return data_; }
-  ~Buffer() { std::free(data_); }
-
- private:
-  T* data_ = nullptr;
-  size_t size_ = 0;
-};
 
 // Transposes 16 rows of 16 words of 32 bits, read at `rows`, into 16 vectors at `out`, `step` numbers apart.
 template <typename Number>

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "../tiles.h"
+#include "../parallel.h"
 
 // The instructions that this library does not need of the CPU, in the words of /proc/cpuinfo.
 extern "C" const char* mis_emulated() {
