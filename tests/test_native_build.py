@@ -46,7 +46,7 @@ def test_a_compiler_gets_the_instructions_of_its_machine(
     hook: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, machine: str, has: str
 ) -> None:
     compiler = tmp_path / "compiler"
-    compiler.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\n')
+    compiler.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/arguments\n')
     compiler.chmod(0o755)
     monkeypatch.setattr(platform, "system", lambda: "Linux")
     monkeypatch.setattr(platform, "machine", lambda: machine)
@@ -76,7 +76,10 @@ def test_a_wheel_is_tagged_for_the_machine(hook: ModuleType, monkeypatch: pytest
 
 def test_a_wheel_has_the_library_if_there_is_a_compiler(hook: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "native").mkdir()
-    (tmp_path / "native" / "empty.cc").write_text("int nothing() { return 0; }\n")
+    for name in ("empty.cc", "float32_empty.cc"):
+        (tmp_path / "native" / name).write_text(f"int {name[:-3]}() {{ return 0; }}\n")
     (tmp_path / hook.LIBRARY).parent.parent.mkdir(parents=True)
     reason = hook.compile_library(tmp_path)
     assert (tmp_path / hook.LIBRARY).exists() == (reason is None)
+    on_x86_64 = reason is None and platform.machine() == "x86_64"
+    assert (tmp_path / hook.LIBRARY_FOR_AVX2).exists() == on_x86_64

@@ -32,16 +32,19 @@ NATIVE = {
 """For each kind of machine that the library is written for, the instructions that it has."""
 WITHOUT_AVX512 = ("-O2", "-march=native", "-Wno-psabi")
 LIBRARY = Path("src/mis_kernels/lib/native.so")
+AVX2 = ("-O3", "-mavx2", "-mfma")
+LIBRARY_FOR_AVX2 = LIBRARY.with_name("native_avx2.so")
+"""What float32 needs, for x86-64 without AVX-512: a library of its own, since no line of it may use more."""
 
 
 def compile_library(
     root: Path, output: Path | None = None, emulated: Sequence[str] | None = None, sources: Sequence[Path] = ()
 ) -> str | None:
-    """Compile the library; return why that is impossible here, or None.
+    """Compile the library, and on x86-64 that for AVX2; return why that is impossible here, or None.
 
     Args:
         root: The folder of this file.
-        output: Where the library goes; None: where the package looks for it.
+        output: Where the library goes, by itself; None: libraries go where the package looks for them.
         emulated: For tests on x86-64: which of `AMX` and `AVX512` plain C++ stands in for; `ARM` with both: products in
             bfloat16 are added as aarch64 does. The library then also has what tests ask it for (`native/emulated`);
             None: it does not.
@@ -60,14 +63,17 @@ def compile_library(
         return "no C++ compiler was found (set CXX, or install g++ 11 or clang 12)"
     import jax
 
-    output = output or root / LIBRARY
-    output.parent.mkdir(exist_ok=True)
     folders = [root / "native"] if emulated is None else [root / "native", root / "native" / "emulated"]
     sources = sources or [file for folder in folders for file in sorted(folder.glob("*.cc"))]
     flags = [*COMMON, *(WITHOUT_AVX512 if "AVX512" in (emulated or ()) else NATIVE[machine])]
     flags += [f"-DMIS_EMULATED_{name}" for name in emulated or ()]
+    made = [(output or root / LIBRARY, flags, sources)]
+    if output is None and machine == "x86_64":
+        made.append((root / LIBRARY_FOR_AVX2, [*COMMON, *AVX2], sorted((root / "native").glob("float32_*.cc"))))
     includes = (f"-I{root / 'native'}", f"-isystem{jax.ffi.include_dir()}")
-    subprocess.run([compiler, *flags, *includes, *map(str, sources), "-o", str(output)], check=True)
+    for library, flags, sources in made:
+        library.parent.mkdir(exist_ok=True)
+        subprocess.run([compiler, *flags, *includes, *map(str, sources), "-o", str(library)], check=True)
     return None
 
 
@@ -85,7 +91,7 @@ class NativeKernel(BuildHookInterface):
         if reason is not None:
             self.app.display_warning(f"The native CPU attention kernel is left out: {reason}.")
             return
-        build_data["artifacts"].append(str(LIBRARY))
+        build_data["artifacts"].append(str(LIBRARY.parent / "*.so"))
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{_platform_tag()}"
 

@@ -9,6 +9,8 @@
 #include "emulated/avx512.h"
 #elif defined(__aarch64__)
 #include "arm.h"
+#elif !defined(__AVX512F__)
+#include "avx2.h"
 #else
 #include <immintrin.h>
 #endif
@@ -19,10 +21,12 @@
 
 namespace mis {
 
-#ifdef __aarch64__
+#if defined(__aarch64__)
 constexpr int kRegisters = 8;  // how many vectors of 512 bits all registers hold
-#else
+#elif defined(__AVX512F__) || defined(MIS_EMULATED_AVX512)
 constexpr int kRegisters = 32;
+#else
+constexpr int kRegisters = 8;
 #endif
 
 }  // namespace mis

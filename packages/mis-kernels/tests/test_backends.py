@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from kernel_cases import (
     CASES,
     NATIVE,
+    NATIVE_TYPES,
     NEEDS_NATIVE,
     ON_CPU,
     PAGE,
@@ -54,14 +55,14 @@ attend = jax.jit(segment_attention, static_argnames=STATIC)
 
 
 def points() -> list[ParameterSet]:
-    """Backend, case and type; the native kernel has one type, and emulating the TPU's takes long."""
+    """Backend, case and type; emulating the TPU's kernel takes long."""
     own, more = ([name for name in CASES if (name in GRID_HAS) is full] for full in (False, True))
     made = on_gpu(part([*itertools.product(["xla"], own, ATTENTION)], one_in=6))
     for name, dtype in itertools.product(more, ATTENTION):
         made += on_gpu([pytest.param(("xla", name, dtype), marks=pytest.mark.full, id=f"xla-{name}-{dtype}")])
-    for name in CASES:
-        marks = [NEEDS_NATIVE, *[pytest.mark.full] * (name in GRID_HAS)]
-        made.append(pytest.param(("native", name, "bfloat16"), marks=marks, id=f"native-{name}"))
+    for name, (dtype, needed) in itertools.product(CASES, NATIVE_TYPES.items()):
+        marks = [needed, *[pytest.mark.full] * (name in GRID_HAS)]
+        made.append(pytest.param(("native", name, dtype), marks=marks, id=f"native-{name}-{dtype}"))
     for name, dtype in itertools.product(CASES, ATTENTION):
         marks = [pytest.mark.tpu] if (name, dtype) in EMULATED else [pytest.mark.tpu, pytest.mark.full]
         made.append(pytest.param(("tpu", name, dtype), marks=marks, id=f"tpu-{name}-{dtype}"))
@@ -111,8 +112,8 @@ def test_native_runs_within_a_scan_over_layers(backend: str) -> None:
 
 
 def test_native_is_refused_where_it_cannot_run() -> None:
-    arrays = Case([Segment(5)], contexts=(30,)).arrays(jnp.float32)
-    with pytest.raises(ValueError, match="backend: native computes bfloat16, not float32"):
+    arrays = Case([Segment(5)], contexts=(30,), head_dim=48).arrays(jnp.float32)
+    with pytest.raises(ValueError, match="native needs heads of a multiple of 32 up to 1024, not 48"):
         segment_attention(**arrays | {"backend": "native"})
 
 
@@ -189,7 +190,7 @@ def test_a_segments_bits_do_not_depend_on_other_segments(
     assume(length + sum(each.length for each in others) <= tokens)
     order.shuffle(others)
     at = order.randrange(len(others) + 1)
-    dtype, head_dim = ("bfloat16", 64) if backend == "native" else (dtype, 16)
+    head_dim = 64 if backend == "native" else 16
     shape = {"contexts": contexts, "group": 2, "head_dim": head_dim, "limits": StepLimits(len(contexts), 1100, 1024)}
     if backend == "native" or tokens != 2048:  # others would compile twice as many steps per commit
         shape |= {"window": window, "cap": cap, "spread": 6.0}

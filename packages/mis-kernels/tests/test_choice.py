@@ -45,24 +45,28 @@ BACKENDS = [
         (1024, "bfloat16", None, "native"),
         (48, "bfloat16", None, "native_products"),
         (1056, "bfloat16", None, "native_products"),
-        (64, "float32", None, "xla"),
+        (64, "float32", None, "native"),
+        (64, "float32", "needs a CPU with avx2", "xla"),
+        (48, "float32", None, "xla"),
         (64, "bfloat16", "needs a CPU with avx512_bf16", "xla"),
     ],
 )
 def test_the_first_that_fits_is_chosen(
     head_dim: int, dtype: str, lacking: str | None, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(library, "why_not", lambda: lacking)
+    for name in ("why_not", "why_not_float32"):
+        monkeypatch.setattr(library, name, lambda: lacking)
     assert choose(HeadShape(4, 2, head_dim), dtype).name == chosen
 
 
 def test_reasons_of_all_that_do_not_fit_are_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "why_not", lambda: "needs a CPU with avx512_bf16")
     lacking = "native needs a CPU with avx512_bf16; native_products needs a CPU with avx512_bf16"
+    lacking += "; native computes float32, not bfloat16"
     assert explain(ANY_HEADS, "bfloat16") == f"xla; tpu runs on tpu only; gpu runs on gpu only; {lacking}"
     with compiling_for("v6e"):
         assert explain(ANY_HEADS, "bfloat16") == "tpu"
-        with pytest.raises(ValueError, match=r"^backend: native runs on cpu only$"):
+        with pytest.raises(ValueError, match=r"^backend: native runs on cpu only; native runs on cpu only$"):
             choose(ANY_HEADS, "bfloat16", "native")
 
 
@@ -96,6 +100,7 @@ def test_what_computes_int8_natively_is_plain_xla_otherwise(
     lacking: str | None, kind: type[Backend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library, "why_not_int8", lambda: lacking)
+    monkeypatch.setattr(library, "why_not_float32", lambda: "needs a CPU with avx2")
     assert type(choose(ANY_HEADS, "float32")) is kind
     assert explain(ANY_HEADS, "float32").startswith("xla; ")
     assert "; native computes bfloat16, not float32; " in explain(ANY_HEADS, "float32")

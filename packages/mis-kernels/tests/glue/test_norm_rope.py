@@ -158,10 +158,6 @@ def test_native_norms_multiply_with_weights_in_float32() -> None:
     assert (np.asarray(k) == np.asarray(expected[1])).mean() > 0.99
 
 
-def test_native_is_refused_where_it_cannot_run() -> None:
-    with pytest.raises(ValueError, match="backend: native computes bfloat16, not float32"):
-        norm_rope(*arguments(1, 1, 128, "float32", True), backend="native")
-
 
 def test_the_kernel_has_no_races_and_reads_only_its_arguments() -> None:
     given = arguments(2, 2, 128, "float32", True, tokens=512)

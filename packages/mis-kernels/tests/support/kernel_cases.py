@@ -50,6 +50,10 @@ def unless(lacking: str | None) -> pytest.MarkDecorator:
 
 
 NEEDS_NATIVE, NEEDS_INT8 = unless(native.why_not()), unless(native.why_not_int8())
+NEEDS_FLOAT32 = unless(native.why_not_float32())
+NATIVE_TYPES = {"bfloat16": NEEDS_NATIVE, "float32": NEEDS_FLOAT32}
+"""Types that native kernels compute, each with what it needs."""
+
 NATIVE = pytest.param("native", marks=NEEDS_NATIVE)
 ON_CPU = ["xla", NATIVE]
 

@@ -9,6 +9,7 @@ from mis_kernels.backends.native import calls, int8, library, packed, recurrence
 from mis_kernels.backends.native.packed import PackedWeight
 from mis_kernels.backends.xla.backend import XlaCpuBackend
 from mis_kernels.heads import HeadShape
+from mis_kernels.quantized import QuantizedWeight
 from mis_kernels.segments import Segments
 
 
@@ -100,4 +101,41 @@ class NativeBackend(NativeProductsBackend):
     attend = staticmethod(calls.native_attention)
 
 
-BACKENDS = (NativeBackend, NativeProductsBackend, NativeInt8Backend)
+class NativeFloat32Backend(XlaCpuBackend):
+    """Native products and attention in float32."""
+
+    name = "native"
+    alignment = 1
+    context_tile = None
+    few_rows = (1, 2, 4, 8, 16, 32)
+
+    @classmethod
+    def misfit(cls, heads: HeadShape, dtype: str) -> str | None:
+        """It fits models in float32 where the library was compiled and the CPU has what it needs."""
+        wrong_type = None if dtype == "float32" else f"computes float32, not {dtype}"
+        return super().misfit(heads, dtype) or wrong_type or library.why_not_float32() or calls.misfit(heads.head_dim)
+
+    def packs(self, *dimensions: int, gate_bias: bool) -> bool:
+        """As in bfloat16."""
+        return not gate_bias and packed.fits(*dimensions)
+
+    def pack(self, weight: Shaped[np.ndarray, "*stack in out"]) -> PackedWeight:
+        """Reorder numbers for vectors, layer by layer."""
+        return PackedWeight(np.stack([packed.pack(layer) for layer in weight]))
+
+    def pack_quantized(self, weight: QuantizedWeight, depth: int, columns: int) -> QuantizedWeight:
+        """Tile weights where the CPU has what int8 needs."""
+        return int8.pack(weight, depth, columns) if library.why_not_int8() is None else weight
+
+    def tile_capacity(self, tokens: int, limits: StepLimits) -> tuple[int, ...]:
+        """No tiles."""
+        return ()
+
+    def lay_out(self, segments: Segments, page_size: int, capacity: tuple[int, ...] | None = None) -> LaidOut:
+        """Add nothing."""
+        return LaidOut(**vars(segments), tiles=None)
+
+    attend = staticmethod(calls.native_attention)
+
+
+BACKENDS = (NativeBackend, NativeProductsBackend, NativeFloat32Backend, NativeInt8Backend)

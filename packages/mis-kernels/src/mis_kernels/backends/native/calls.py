@@ -45,13 +45,15 @@ def native_attention(
     Raises:
         ValueError: type or head width are not supported.
     """
-    if q.dtype != jnp.bfloat16 or misfit(q.shape[2]):
+    if q.dtype not in (jnp.bfloat16, jnp.float32) or misfit(q.shape[2]):
         raise ValueError(f"q: native attention does not support {q.dtype} heads of {q.shape[2]}")
     rows = (jnp.asarray(x) for x in (segments.context_id, segments.context_len, segments.segment_start))
     window = jnp.int32(NO_WINDOW if segments.window is None else segments.window)
-    has_tiles = np.bool_(library.has_tiles())
-    call = jax.ffi.ffi_call("mis_segment_attention", jax.ShapeDtypeStruct(q.shape, jnp.uint16))
-    bits = (to_bits(x) for x in (q, k, v, k_pages, v_pages))
+    is_float32 = q.dtype == jnp.float32
+    has_tiles = np.bool_(not is_float32 and library.has_tiles())
+    name = "mis_float32_attention" if is_float32 else "mis_segment_attention"
+    bits = [to_bits(x) for x in (q, k, v, k_pages, v_pages)]
+    call = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(q.shape, bits[0].dtype))
     logits = {"scale": np.float32(scale), "cap": np.float32(0 if cap is None else cap)}
     return from_bits(call(*bits, *rows, jnp.asarray(segments.page_table), window, **logits, has_tiles=has_tiles))
 

@@ -20,9 +20,12 @@ from pathlib import Path
 import jax
 
 LIBRARY = "lib/native.so"  # in a folder of its own: beside modules, it would pass for one
+LIBRARY_FOR_AVX2 = "lib/native_avx2.so"
+FLOAT32_FUNCTIONS = ("mis_float32_attention", "mis_float32_linear")
 FUNCTIONS = (
     *("mis_segment_attention", "mis_packed_linear", "mis_rms_norm", "mis_norm_rope"),
     *("mis_quantize_rows", "mis_int8_product", "mis_logits", "mis_gated_delta"),
+    *FLOAT32_FUNCTIONS,
 )
 LEVELS = {
     "SSE4_2": {"sse4_2"},
@@ -39,6 +42,8 @@ LEVELS = {
 _AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
 _INT8 = {"x86_64": _AVX512 | {"avx512_vnni"}, "aarch64": {"i8mm"}}
 _BFLOAT16 = {"x86_64": _INT8["x86_64"] | {"avx512_bf16"}, "aarch64": _INT8["aarch64"] | {"bf16"}}
+_FLOAT32 = {"x86_64": _AVX512, "aarch64": _BFLOAT16["aarch64"]}
+_AVX2 = {"avx2", "fma"}
 _AMX = {"amx_tile", "amx_bf16"}
 
 
@@ -62,6 +67,14 @@ def why_not_int8() -> str | None:
     return _lacking(_INT8[_machine()]) or _load()
 
 
+@cache
+def why_not_float32() -> str | None:
+    """Load the library; return what float32 needs and this machine or installation lacks, or None if it is there."""
+    if _lacking(_FLOAT32[_machine()]) is None:
+        return _load()
+    return _lacking(_AVX2) or _register(path_for_avx2(), FLOAT32_FUNCTIONS)
+
+
 def has_int8_tiles() -> bool:
     """Whether the CPU multiplies int8 in tile registers, and the operating system gives them out."""
     return "amx_int8" in _flags() and has_tiles()
@@ -79,6 +92,11 @@ def path() -> Path:
     return _named() or Path(str(resources.files("mis_kernels") / LIBRARY))
 
 
+def path_for_avx2() -> Path:
+    """Return where the library is, or would be, that computes float32 without AVX-512: no line of it uses more."""
+    return Path(str(resources.files("mis_kernels") / LIBRARY_FOR_AVX2))
+
+
 def _named() -> Path | None:
     """Return the file that `MIS_NATIVE_LIBRARY` names; an empty name is none."""
     named = os.environ.get("MIS_NATIVE_LIBRARY")
@@ -87,13 +105,18 @@ def _named() -> Path | None:
 
 @cache
 def _load() -> str | None:
-    if not path().is_file():
-        return f"needs {path()}" if _named() else "the native library was not compiled when mis-kernels was installed"
+    return _register(path(), FUNCTIONS)
+
+
+def _register(file: Path, functions: tuple[str, ...]) -> str | None:
+    """Load a library and name its functions to JAX; return why that is impossible, or None."""
+    if not file.is_file():
+        return f"needs {file}" if _named() else "the native library was not compiled when mis-kernels was installed"
     try:
-        library = ctypes.CDLL(str(path()))
+        library = ctypes.CDLL(str(file))
     except OSError as error:  # its message names the file
         return f"needs a native library that can be loaded: {error}"
-    for name in FUNCTIONS:
+    for name in functions:
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
     return None
 

@@ -1,6 +1,6 @@
-"""Products with weights that are packed once, when a model is loaded, for CPUs with AMX, or AVX-512 in bfloat16.
+"""Products with weights that are packed once, when a model is loaded, in bfloat16 or float32.
 
-XLA:CPU reorders a weight for its matrix unit in every call, writes float32 sums to memory and reads them back for
+XLA:CPU reorders a weight for its matrix unit in every call, writes sums to memory and reads them back for
 what follows. Packed weights lie in the order in which tile registers take them, stay in place (a layer of a stack is
 an index, not a copy), and sums are rounded, or gated and rounded, before they leave the cache.
 """
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Int32, Shaped, UInt16
+from jaxtyping import Array, Float, Int32, Shaped
 
 from mis_kernels.activations import Gate
 from mis_kernels.backends.native import library
@@ -31,7 +31,7 @@ class PackedWeight(Weight):
     """A stack of weights `[in, out]`, or of pairs of such weights, in tiles.
 
     Attributes:
-        tiles: Bits of bfloat16, `[layers, out / 16, in / 32, 512]`, or with the pair as second axis; in a
+        tiles: Bits of bfloat16, or float32, `[layers, out / 16, in / 32, 512]`, or with the pair as second axis; in a
             tree of partitions or shapes, what stands for that array.
         layer: Which layer of the stack this weight is; None: all of them.
     """
@@ -68,13 +68,13 @@ class PackedWeight(Weight):
     def product(
         self, x: Float[Array, "rows in"], residual: Float[Array, "rows out"] | None = None, gate: Gate = "silu"
     ) -> Float[Array, "rows out"]:
-        """Multiply with a layer's weight and round to bfloat16; of a pair, return gate(x gate) * (x up), rounded once.
+        """Multiply with a layer's weight and round to its type; of a pair, return gate(x gate) * (x up), rounded once.
 
         A row's bits depend on the row alone, whatever the number of rows.
 
         Args:
-            x: bfloat16; with AMX, a multiple of `ROWS` rows.
-            residual: bfloat16, added before rounding.
+            x: Of the weight's type; in bfloat16 with AMX, a multiple of `ROWS` rows.
+            residual: Likewise, added before rounding.
             gate: What the gate of a pair goes through.
 
         Raises:
@@ -82,15 +82,17 @@ class PackedWeight(Weight):
         """
         if self.layer is None:
             raise ValueError("weight: choose a layer of the stack")
+        layer = jnp.reshape(self.layer, 1).astype(jnp.int32)
+        out = jax.ShapeDtypeStruct((len(x), self.tiles.shape[-3] * TILE_COLUMNS), self.tiles.dtype)
+        added = jnp.zeros((0, 0), out.dtype) if residual is None else to_bits(residual)
+        number = gate_number(gate if self.is_pair else None)
+        if out.dtype == jnp.float32:
+            return jax.ffi.ffi_call("mis_float32_linear", out)(x, self.tiles, layer, added, gate=number)
         has_tiles = library.has_tiles()
         if has_tiles and len(x) % ROWS:
             raise ValueError(f"x: {len(x)} rows; pad to a multiple of {ROWS}")
-        columns = self.tiles.shape[-3] * TILE_COLUMNS
-        call = jax.ffi.ffi_call("mis_packed_linear", jax.ShapeDtypeStruct((len(x), columns), jnp.uint16))
-        layer = jnp.reshape(self.layer, 1).astype(jnp.int32)
-        added = jnp.zeros((0, 0), jnp.uint16) if residual is None else to_bits(residual)
-        how = {"gate": gate_number(gate if self.is_pair else None), "has_tiles": np.bool_(has_tiles)}
-        return from_bits(call(to_bits(x), self.tiles, layer, added, **how))
+        call = jax.ffi.ffi_call("mis_packed_linear", out)
+        return from_bits(call(to_bits(x), self.tiles, layer, added, gate=number, has_tiles=np.bool_(has_tiles)))
 
 
 def gate_number(gate: Gate | None) -> np.int32:
@@ -103,13 +105,13 @@ def fits(*dimensions: int) -> bool:
     return all(size % _TILE_DEPTH == 0 for size in dimensions)
 
 
-def pack(weight: UInt16[np.ndarray, "*stack in out"]) -> UInt16[np.ndarray, "*stack out_tiles in_tiles 512"]:
-    """Reorder bits of bfloat16 weights, on the host: by 16 columns, then by 32 summands, pairs of summands together.
+def pack(weight: Shaped[np.ndarray, "*stack in out"]) -> Shaped[np.ndarray, "*stack out_tiles in_tiles 512"]:
+    """Reorder weights, on the host: by 16 columns, then by 32 summands; of bfloat16, pairs of summands together.
 
     Args:
-        weight: Both dimensions are multiples of 32.
+        weight: Bits of bfloat16, or float32. Both dimensions are multiples of 32.
     """
-    return tiled(weight, _TILE_DEPTH, together=2)
+    return tiled(weight, _TILE_DEPTH, together=1 if weight.dtype == np.float32 else 2)
 
 
 def tiled(
