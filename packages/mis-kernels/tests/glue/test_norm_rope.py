@@ -158,7 +158,6 @@ def test_native_norms_multiply_with_weights_in_float32() -> None:
     assert (np.asarray(k) == np.asarray(expected[1])).mean() > 0.99
 
 
-
 def test_the_kernel_has_no_races_and_reads_only_its_arguments() -> None:
     given = arguments(2, 2, 128, "float32", True, tokens=512)
     strict = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")

@@ -41,12 +41,8 @@ class NativeProductsBackend(XlaCpuBackend):
         return not gate_bias and packed.fits(*dimensions)
 
     def pack(self, weight: Shaped[np.ndarray, "*stack in out"]) -> PackedWeight:
-        """Reorder bits for tile registers, each layer in its own memory."""
-        bits = weight.view(np.uint16)
-        tiles = packed.pack(bits[:0]).shape[1:]
-        for layer in bits:
-            layer[...] = packed.pack(layer).reshape(layer.shape)
-        return PackedWeight(bits.reshape(len(bits), *tiles))
+        """Reorder bits for tile registers."""
+        return packed.pack_stack(weight.view(np.uint16))
 
     def log_sum_exp_rows(self, embed: int) -> int:
         """Of native logits few, as small requests score: reading the head again costs little."""
@@ -120,8 +116,8 @@ class NativeFloat32Backend(XlaCpuBackend):
         return not gate_bias and packed.fits(*dimensions)
 
     def pack(self, weight: Shaped[np.ndarray, "*stack in out"]) -> PackedWeight:
-        """Reorder numbers for vectors, layer by layer."""
-        return PackedWeight(np.stack([packed.pack(layer) for layer in weight]))
+        """Reorder numbers for vectors."""
+        return packed.pack_stack(weight)
 
     def pack_quantized(self, weight: QuantizedWeight, depth: int, columns: int) -> QuantizedWeight:
         """Tile weights where the CPU has what int8 needs."""

@@ -114,6 +114,14 @@ def pack(weight: Shaped[np.ndarray, "*stack in out"]) -> Shaped[np.ndarray, "*st
     return tiled(weight, _TILE_DEPTH, together=1 if weight.dtype == np.float32 else 2)
 
 
+def pack_stack(weight: Shaped[np.ndarray, "*stack in out"]) -> PackedWeight:
+    """Pack a stack over layers, of bits of bfloat16 or of float32, each layer in its own memory: it is overwritten."""
+    tiles = pack(weight[:0]).shape[1:]
+    for layer in weight:
+        layer[...] = pack(layer).reshape(layer.shape)
+    return PackedWeight(weight.reshape(len(weight), *tiles))
+
+
 def tiled(
     weight: Shaped[np.ndarray, "*stack in out"], depth: int, together: int
 ) -> Shaped[np.ndarray, "*stack out_tiles in_tiles values"]:
