@@ -11,6 +11,7 @@ from pieces import fields_of
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from mis_core.checkpoints.gguf_tokenizer import build_tokenizer
+from mis_kernels.backends.native import library
 
 QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -39,6 +40,12 @@ LINES = (
     "e\u0301 é \u1ec7 中文\uff0c标点。 日本語 привет ελλάδα",
     "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n yes no yes no",
 ) * 3
+
+
+@pytest.fixture
+def plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights in float32 stay arrays, for tests that look at them: plain XLA computes."""
+    monkeypatch.setattr(library, "why_not_float32", lambda: "would pack weights")
 
 
 @functools.cache

@@ -1,7 +1,6 @@
 // How the rows of a step attend: runs of tokens with one context, against tiles of its keys and of their own.
 //
-// `Attention` says of which type numbers are: `Number`, `Rows`, `Keys`, `Logits`, `kTileKeys`, and `store`,
-// which writes 16 of them.
+// `Attention` says of which type numbers are (`Bfloat16`, `Float32`), and has `Rows`, `Keys`, `Logits` and `kTileKeys`.
 
 #pragma once
 
@@ -142,7 +141,7 @@ void attend_block(const Problem<Attention>& p, int64_t head, Block block, Scratc
 }
 
 // The call of a step's attention: arguments are those of `mis_kernels.segment_attention`.
-template <typename Attention, xla::ffi::DataType kType>
+template <typename Attention, xla::ffi::DataType kType = Attention::kType>
 xla::ffi::Error attend(xla::ffi::ThreadPool pool, xla::ffi::Buffer<kType> q, xla::ffi::Buffer<kType> k,
                        xla::ffi::Buffer<kType> v, xla::ffi::Buffer<kType> k_pages, xla::ffi::Buffer<kType> v_pages,
                        Integers context_id, Integers context_len, Integers segment_start, Integers page_table,
@@ -179,22 +178,22 @@ xla::ffi::Error attend(xla::ffi::ThreadPool pool, xla::ffi::Buffer<kType> q, xla
 }
 
 // How `attend` is bound.
-template <xla::ffi::DataType kType>
+template <typename Numbers>
 auto attention_binding() {
-  using Numbers = xla::ffi::Buffer<kType>;
+  using Buffer = xla::ffi::Buffer<Numbers::kType>;
   return xla::ffi::Ffi::Bind()
       .template Ctx<xla::ffi::ThreadPool>()
-      .template Arg<Numbers>()
-      .template Arg<Numbers>()
-      .template Arg<Numbers>()
-      .template Arg<Numbers>()
-      .template Arg<Numbers>()
+      .template Arg<Buffer>()
+      .template Arg<Buffer>()
+      .template Arg<Buffer>()
+      .template Arg<Buffer>()
+      .template Arg<Buffer>()
       .template Arg<Integers>()
       .template Arg<Integers>()
       .template Arg<Integers>()
       .template Arg<Integers>()
       .template Arg<Integers>()
-      .template Ret<Numbers>()
+      .template Ret<Buffer>()
       .template Attr<float>("scale")
       .template Attr<float>("cap")
       .template Attr<bool>("has_tiles");

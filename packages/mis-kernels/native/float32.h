@@ -12,6 +12,8 @@
 #include <cstdint>
 #include <utility>
 
+#include "xla/ffi/api/ffi.h"
+
 namespace mis {
 
 #ifndef MIS_AVX2
@@ -23,6 +25,14 @@ inline Register fused(Register x, Register y, Register z) { return _mm512_fmadd_
 inline Register added(Register x, Register y) { return _mm512_add_ps(x, y); }
 inline void store(float* to, Register x) { _mm512_storeu_ps(to, x); }
 #endif
+
+// Numbers in float32, as templates take their type.
+struct Float32 {
+  using Number = float;
+  static constexpr xla::ffi::DataType kType = xla::ffi::F32;
+
+  static void store(float* to, __m512 x) { _mm512_storeu_ps(to, x); }
+};
 
 constexpr int kVector = 16;                                  // columns that lie side by side
 constexpr int kNumbers = sizeof(Register) / sizeof(float);   // columns of a register

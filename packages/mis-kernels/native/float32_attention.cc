@@ -83,14 +83,11 @@ struct Float32Logits {
   }
 };
 
-struct Float32Attention {
-  using Number = float;
+struct Float32Attention : Float32 {
   using Rows = Float32Rows;
   using Keys = Float32Keys;
   using Logits = Float32Logits;
   static constexpr int kTileKeys = mis::kTileKeys;
-
-  static void store(float* to, __m512 x) { _mm512_storeu_ps(to, x); }
 };
 
 // Makes weights of the products of a row with keys `begin` to `end` of a tile, a multiple of 16, of which it sees those
@@ -154,5 +151,5 @@ inline void attend_tile(Float32Rows& rows, const Float32Keys& keys, int first, i
 
 }  // namespace mis
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(mis_float32_attention, (mis::attend<mis::Float32Attention, xla::ffi::F32>),
-                              mis::attention_binding<xla::ffi::F32>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(mis_float32_segment_attention, mis::attend<mis::Float32Attention>,
+                              mis::attention_binding<mis::Float32>());

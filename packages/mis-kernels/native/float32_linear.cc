@@ -100,7 +100,7 @@ ffi::Error run(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F
 }  // namespace
 }  // namespace mis
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(mis_float32_linear, mis::run,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(mis_float32_packed_linear, mis::run,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()

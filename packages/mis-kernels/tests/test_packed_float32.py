@@ -76,7 +76,7 @@ def test_bits_are_the_same_without_avx_512() -> None:
     """Both libraries in one process, each under names of its own."""
     x, weight = tensors(96, 544, 64)
     other = ctypes.CDLL(str(library.path_for_avx2()))
-    jax.ffi.register_ffi_target("float32_for_avx2", jax.ffi.pycapsule(other.mis_float32_linear), platform="cpu")
+    jax.ffi.register_ffi_target("float32_for_avx2", jax.ffi.pycapsule(other.mis_float32_packed_linear), platform="cpu")
     call = jax.ffi.ffi_call("float32_for_avx2", jax.ShapeDtypeStruct((96, 64), jnp.float32))
     packed, nothing = layer(weight), jnp.zeros((0, 0), jnp.float32)
     found = call(x, packed.tiles, jnp.ones(1, jnp.int32), nothing, gate=np.int32(1))

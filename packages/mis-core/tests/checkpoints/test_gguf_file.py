@@ -29,6 +29,7 @@ from mis_testing import tiny_checkpoint
 from mis_testing.gguf_file import write_gguf
 from mis_testing.options import SMALL_ENGINE
 
+pytestmark = pytest.mark.usefixtures("plain_weights")
 _KINDS = [kind for kind in gguf.GGMLQuantizationType if kind.name in open_checkpoint(__file__).stored_types()]
 _ROPE = {
     "llama3": {

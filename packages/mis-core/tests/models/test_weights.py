@@ -21,6 +21,9 @@ from mis_testing.tolerances import TINY_PROBABILITIES
 FILE = "model.safetensors"
 
 
+pytestmark = pytest.mark.usefixtures("plain_weights")
+
+
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     return tiny_checkpoint(tmp_path / "model", family="qwen3", num_hidden_layers=2)

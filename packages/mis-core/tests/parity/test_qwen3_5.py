@@ -181,6 +181,7 @@ def test_so_they_are_with_native_products(checkpoint_factory: Callable[..., Path
     assert_scores_close(logprobs(decoder), expected(path, "bfloat16"), "bfloat16", "logprob")
 
 
+@pytest.mark.usefixtures("plain_weights")
 def test_so_they_are_where_norms_are_folded(
     checkpoint_factory: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,14 +35,14 @@ def plan(rows: int) -> StepPlan:
     return StepPlan((shard,), (), is_decoding=True)
 
 
-def runner(path: Path, quantization: str) -> Runner:
+def runner(path: Path, quantization: str, dtype: str) -> Runner:
     mesh = make_mesh(1, 1)
     config = read_model_config(path)
-    decoder = load_decoder(path, config, jnp.dtype("bfloat16"), mesh, False, quantization)
+    decoder = load_decoder(path, config, jnp.dtype(dtype), mesh, False, quantization)
     made = Runner(decoder, mesh, SHAPE, PAGES, slots=0 if config.recurrence is None else SLOTS)
     random = np.random.default_rng(0)
     keys, _ = made._cache.key_values
-    caches = [jnp.asarray(random.standard_normal(keys.shape), jnp.bfloat16) for _ in range(2)]
+    caches = [jnp.asarray(random.standard_normal(keys.shape), dtype) for _ in range(2)]
     keys, values = (jax.lax.bitcast_convert_type(cache, keys.dtype) for cache in caches)
     states = jax.tree.map(lambda x: jnp.asarray(random.standard_normal(x.shape), x.dtype), made._cache.states)
     made._cache = Cache((keys, values), states)
@@ -50,21 +50,31 @@ def runner(path: Path, quantization: str) -> Runner:
     return made
 
 
-@pytest.mark.skipif(library.why_not() is not None or library.has_tiles(), reason="needs AVX-512 in bfloat16, no AMX")
+IN_BFLOAT16 = pytest.mark.skipif(
+    library.why_not() is not None or library.has_tiles(), reason="needs AVX-512 in bfloat16, no AMX"
+)
+IN_FLOAT32 = pytest.mark.skipif(library.why_not_float32() is not None, reason="needs AVX2 and the native library")
+
+
 @pytest.mark.parametrize(
-    ("family", "quantization", "sizes"),
+    ("family", "quantization", "dtype", "sizes"),
     [
-        ("qwen3", "none", FEW),
-        pytest.param("qwen2", "none", (1, 4), marks=pytest.mark.full),
-        pytest.param("llama", "none", (2,), marks=pytest.mark.full),
-        ("qwen3", "int8", (1, 16)),
-        ("qwen3_5", "none", (1, 16)),
+        pytest.param("qwen3", "none", "bfloat16", FEW, marks=IN_BFLOAT16),
+        pytest.param("qwen2", "none", "bfloat16", (1, 4), marks=[IN_BFLOAT16, pytest.mark.full]),
+        pytest.param("llama", "none", "bfloat16", (2,), marks=[IN_BFLOAT16, pytest.mark.full]),
+        pytest.param("qwen3", "int8", "bfloat16", (1, 16), marks=IN_BFLOAT16),
+        pytest.param("qwen3_5", "none", "bfloat16", (1, 16), marks=IN_BFLOAT16),
+        pytest.param("qwen3", "none", "float32", FEW, marks=IN_FLOAT32),
+        pytest.param("qwen3", "int8", "float32", (1, 16), marks=[IN_FLOAT32, pytest.mark.full]),
+        pytest.param("qwen2", "none", "float32", (1, 4), marks=[IN_FLOAT32, pytest.mark.full]),
+        pytest.param("qwen3_5", "none", "float32", (1, 16), marks=[IN_FLOAT32, pytest.mark.full]),
+        pytest.param("gemma3", "none", "float32", (1, 16), marks=[IN_FLOAT32, pytest.mark.full]),
     ],
 )
 def test_a_row_has_the_bits_that_it_has_among_64(
-    family: str, quantization: str, sizes: tuple[int, ...], tmp_path: Path
+    family: str, quantization: str, dtype: str, sizes: tuple[int, ...], tmp_path: Path
 ) -> None:
-    made = runner(tiny_checkpoint(tmp_path / family, family, head_dim=32), quantization)
+    made = runner(tiny_checkpoint(tmp_path / family, family, head_dim=32), quantization, dtype)
     assert made._decode_sizes == [*FEW, SLOTS]
     states = jax.tree.map(jnp.copy, made._cache.states)  # which a step changes
 

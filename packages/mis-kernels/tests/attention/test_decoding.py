@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from kernel_cases import EMULATED, NEEDS_NATIVE, ON_CPU, PAGE, SMALL, in_float32, on_host
+from kernel_cases import EMULATED, NATIVE_TYPES, NEEDS_NATIVE, ON_CPU, PAGE, SMALL, in_float32, on_host
 from mis_kernels import lay_out, segment_attention, write_pages
 from mis_kernels.backends import Backend, LaidOut, StepLimits, choose
 from mis_kernels.backends.gpu.backend import GpuBackend
@@ -136,22 +136,23 @@ def test_a_decoded_row_has_the_bits_of_a_prefilled_one(backend: str) -> None:
             np.testing.assert_array_equal(each[context], whole)
 
 
-@NEEDS_NATIVE
-@pytest.mark.skipif(native.has_tiles(), reason="needs a CPU without AMX")
 @pytest.mark.parametrize("rows", [1, 2, 4, 8, 16, 32])
-def test_a_decoded_row_has_the_same_bits_in_a_step_of_few_rows(rows: int) -> None:
-    chosen, contexts = choose(HEADS, "bfloat16", "native"), (5, 3, 4, 0, 1, 2)
+@pytest.mark.parametrize("dtype", [pytest.param(name, marks=needed) for name, needed in NATIVE_TYPES.items()])
+def test_a_decoded_row_has_the_same_bits_in_a_step_of_few_rows(rows: int, dtype: str) -> None:
+    chosen, contexts = choose(HEADS, dtype, "native"), (5, 3, 4, 0, 1, 2)
+    if dtype == "bfloat16" and native.has_tiles():
+        pytest.skip("needs a CPU without AMX")
     assert rows in chosen.few_rows
-    caches = caches_before(HEADS, contexts, "bfloat16")
+    caches = caches_before(HEADS, contexts, dtype)
     whole = compiled(
-        *last_tokens(HEADS, contexts, tuple(range(6)), "bfloat16"),
+        *last_tokens(HEADS, contexts, tuple(range(6)), dtype),
         caches,
         decode_step(chosen, contexts, tuple(range(6))),
         chosen,
     )
     live = min(rows, 6)
     places = tuple(range(rows - live, rows))
-    inputs = [x[:rows] for x in last_tokens(HEADS, contexts[:live], places, "bfloat16")]
+    inputs = [x[:rows] for x in last_tokens(HEADS, contexts[:live], places, dtype)]
     out, cache = compiled(*inputs, caches, decode_step(chosen, contexts[:live], places, rows), chosen)
     np.testing.assert_array_equal(np.asarray(out)[list(places)], np.asarray(whole[0])[:live])
     if live == 6:

@@ -3,11 +3,13 @@
 Parity over the shared cases and the isolation of segments are in `test_backends.py` and `test_grid.py`.
 """
 
+import ctypes
 import dataclasses
 import hashlib
 import itertools
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -20,8 +22,9 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from kernel_cases import NEEDS_NATIVE, Case, Segment, in_float32
+from kernel_cases import NEEDS_FLOAT32, NEEDS_NATIVE, Case, Segment, in_float32
 from mis_kernels import segment_attention, to_bits
+from mis_kernels.backends.native import library
 from mis_testing.devices import environment_with_devices
 from mis_testing.grids import part
 from mis_testing.tolerances import ATTENTION
@@ -202,3 +205,19 @@ def _print_digest() -> None:
 
 if __name__ == "__main__":
     _print_digest()
+
+
+@NEEDS_FLOAT32
+@pytest.mark.skipif(platform.machine() != "x86_64" or "MIS_NATIVE_LIBRARY" in os.environ, reason="needs an x86-64 CPU")
+def test_bits_in_float32_are_the_same_without_avx_512() -> None:
+    """Both libraries in one process, each under names of its own."""
+    case = Case([Segment(40), Segment(9, context=1)], contexts=(290, 40), head_dim=64, cap=5.0, window=200)
+    arrays = case.arrays(jnp.float32, "native")
+    segments, function = arrays["segments"], ctypes.CDLL(str(library.path_for_avx2())).mis_float32_segment_attention
+    jax.ffi.register_ffi_target("attention_for_avx2", jax.ffi.pycapsule(function), platform="cpu")
+    call = jax.ffi.ffi_call("attention_for_avx2", jax.ShapeDtypeStruct(arrays["q"].shape, jnp.float32))
+    rows = (jnp.asarray(x) for x in (segments.context_id, segments.context_len, segments.segment_start))
+    table, how = jnp.asarray(segments.page_table), {"scale": np.float32(arrays["scale"]), "cap": np.float32(5)}
+    tensors = (arrays[name] for name in ("q", "k", "v", "k_pages", "v_pages"))
+    found = call(*tensors, *rows, table, jnp.int32(200), **how, has_tiles=np.bool_(False))
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(segment_attention(**arrays)))

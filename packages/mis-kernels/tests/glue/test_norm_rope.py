@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from kernel_cases import EMULATED, NEEDS_NATIVE, SMALL, on_host
+from kernel_cases import EMULATED, NATIVE_TYPES, NEEDS_NATIVE, SMALL, on_host
 from mis_kernels import norm_rope, rotary_tables
 from mis_kernels.backends import ANY_HEADS, choose
 from mis_kernels.backends.tpu.backend import TpuBackend
@@ -128,17 +128,18 @@ def test_plain_xla_normalises_each_row() -> None:
     np.testing.assert_allclose(np.asarray(q, np.float64), expected, atol=ROUNDED_ONCE, rtol=ROUNDED_ONCE)
 
 
-@NEEDS_NATIVE
+@pytest.mark.parametrize("dtype", [pytest.param(name, marks=needed) for name, needed in NATIVE_TYPES.items()])
 @pytest.mark.parametrize("point", part([*itertools.product(LAYOUTS, [True, False])], one_in=2))
-def test_native_equals_plain_xla(point: tuple[tuple[int, int, int], bool]) -> None:
+def test_native_equals_plain_xla(point: tuple[tuple[int, int, int], bool], dtype: str) -> None:
     layout, normed = point
-    given = arguments(*layout, "bfloat16", normed, tokens=70)
-    assert_same(norm_rope(*given, backend="native"), REFERENCE(*given), "bfloat16")
-    x, weight = given[0].reshape(-1, layout[2]), jnp.linspace(-2, 2, layout[2], dtype=jnp.bfloat16)
+    given = arguments(*layout, dtype, normed, tokens=70)
+    assert_same(norm_rope(*given, backend="native"), REFERENCE(*given), dtype)
+    x, weight = given[0].reshape(-1, layout[2]), jnp.linspace(-2, 2, layout[2], dtype=dtype)
     x32 = np.asarray(x, np.float32)
     expected = x32 / np.sqrt((x32**2).mean(1, keepdims=True) + 1e-6) * np.asarray(weight, np.float32)
-    found = np.asarray(choose(ANY_HEADS, "bfloat16", "native").rms_norm(x, weight, 1e-6), np.float32)
-    np.testing.assert_allclose(found, expected, atol=ROUNDED_ONCE, rtol=ROUNDED_ONCE)
+    found = np.asarray(choose(ANY_HEADS, dtype, "native").rms_norm(x, weight, 1e-6), np.float32)
+    tolerance = ROUNDED_ONCE if dtype == "bfloat16" else 1e-6
+    np.testing.assert_allclose(found, expected, atol=tolerance, rtol=tolerance)
 
 
 @NEEDS_NATIVE

@@ -98,7 +98,7 @@ class NativeBackend(NativeProductsBackend):
 
 
 class NativeFloat32Backend(XlaCpuBackend):
-    """Native products and attention in float32."""
+    """Native products, attention, norms and RoPE in float32."""
 
     name = "native"
     alignment = 1
@@ -132,6 +132,8 @@ class NativeFloat32Backend(XlaCpuBackend):
         return LaidOut(**vars(segments), tiles=None)
 
     attend = staticmethod(calls.native_attention)
+    rms_norm = staticmethod(calls.rms_norm)
+    norm_rope = staticmethod(calls.norm_rope)
 
 
 BACKENDS = (NativeBackend, NativeProductsBackend, NativeFloat32Backend, NativeInt8Backend)

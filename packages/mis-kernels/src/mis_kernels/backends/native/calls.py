@@ -6,6 +6,9 @@ the projection instead of a dozen. The head stays as it is stored, `[vocab, embe
 it where both are the same array; XLA:CPU copies it into another order in every call.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +20,7 @@ from mis_kernels.backends.xla import norms, rope
 from mis_kernels.segments import NO_WINDOW, Segments
 from mis_kernels.storage import from_bits, to_bits
 
+_TYPES = jnp.bfloat16, jnp.float32
 _DIMENSION_STEP = 32  # numbers in a row of a tile register
 _LARGEST_HEAD = 1024
 _VECTOR = 16  # float32 numbers in a vector
@@ -45,31 +49,30 @@ def native_attention(
     Raises:
         ValueError: type or head width are not supported.
     """
-    if q.dtype not in (jnp.bfloat16, jnp.float32) or misfit(q.shape[2]):
+    if q.dtype not in _TYPES or misfit(q.shape[2]):
         raise ValueError(f"q: native attention does not support {q.dtype} heads of {q.shape[2]}")
     rows = (jnp.asarray(x) for x in (segments.context_id, segments.context_len, segments.segment_start))
     window = jnp.int32(NO_WINDOW if segments.window is None else segments.window)
-    is_float32 = q.dtype == jnp.float32
-    has_tiles = np.bool_(not is_float32 and library.has_tiles())
-    name = "mis_float32_attention" if is_float32 else "mis_segment_attention"
+    has_tiles = np.bool_(q.dtype == jnp.bfloat16 and library.has_tiles())
     bits = [to_bits(x) for x in (q, k, v, k_pages, v_pages)]
-    call = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(q.shape, bits[0].dtype))
+    call = _call("segment_attention", q, jax.ShapeDtypeStruct(q.shape, bits[0].dtype))
     logits = {"scale": np.float32(scale), "cap": np.float32(0 if cap is None else cap)}
     return from_bits(call(*bits, *rows, jnp.asarray(segments.page_table), window, **logits, has_tiles=has_tiles))
 
 
 def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
-    """Arguments and result as of `xla.norms.rms_norm`; XLA's where rows are no vectors of bfloat16."""
+    """Arguments and result as of `xla.norms.rms_norm`; XLA's where rows are no vectors."""
     if x.ndim != 2 or not _fits(x):
         return norms.rms_norm(x, weight, epsilon)
-    call = jax.ffi.ffi_call("mis_rms_norm", jax.ShapeDtypeStruct(x.shape, jnp.uint16))
-    return from_bits(call(to_bits(x), weight.astype(jnp.float32), epsilon=np.float32(epsilon)))
+    bits = to_bits(x)
+    call = _call("rms_norm", x, jax.ShapeDtypeStruct(x.shape, bits.dtype))
+    return from_bits(call(bits, weight.astype(jnp.float32), epsilon=np.float32(epsilon)))
 
 
 def norm_rope(
     qkv: Array, cos: Array, sin: Array, q_norm: Array | None, k_norm: Array | None, epsilon: float
 ) -> tuple[Array, Array, Array]:
-    """Arguments and results as in `mis_kernels.norm_rope`; XLA's where heads are no vectors of bfloat16."""
+    """Arguments and results as in `mis_kernels.norm_rope`; XLA's where heads are no vectors."""
     if not _fits(qkv):
         return rope.norm_rope(qkv, cos, sin, q_norm, k_norm, epsilon)
     tokens, kv_heads, parts, head_dim = qkv.shape
@@ -77,10 +80,9 @@ def norm_rope(
     given = (q_norm, k_norm) if normed else [jnp.zeros(head_dim)] * 2
     weights = [jnp.asarray(weight, jnp.float32) for weight in given]
     heads = (kv_heads * (parts - 2), kv_heads, kv_heads)
-    call = jax.ffi.ffi_call(
-        "mis_norm_rope", [jax.ShapeDtypeStruct((tokens, count, head_dim), jnp.uint16) for count in heads]
-    )
-    q, k, v = call(to_bits(qkv), cos, sin, *weights, epsilon=np.float32(epsilon), normed=np.bool_(normed))
+    bits = to_bits(qkv)
+    call = _call("norm_rope", qkv, [jax.ShapeDtypeStruct((tokens, count, head_dim), bits.dtype) for count in heads])
+    q, k, v = call(bits, cos, sin, *weights, epsilon=np.float32(epsilon), normed=np.bool_(normed))
     return from_bits(q), from_bits(k), from_bits(v)
 
 
@@ -117,5 +119,10 @@ def fits_logits(embed: int) -> bool:
     return embed % (2 * _VECTOR) == 0
 
 
+def _call(name: str, x: Array, out: Any) -> Callable[..., Any]:
+    """Return the function of a name that takes numbers of this type."""
+    return jax.ffi.ffi_call(f"mis_float32_{name}" if x.dtype == jnp.float32 else f"mis_{name}", out)
+
+
 def _fits(x: Array) -> bool:
-    return x.dtype == jnp.bfloat16 and x.shape[-1] % (2 * _VECTOR) == 0
+    return x.dtype in _TYPES and x.shape[-1] % (2 * _VECTOR) == 0

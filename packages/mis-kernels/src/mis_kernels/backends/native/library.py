@@ -21,7 +21,10 @@ import jax
 
 LIBRARY = "lib/native.so"  # in a folder of its own: beside modules, it would pass for one
 LIBRARY_FOR_AVX2 = "lib/native_avx2.so"
-FLOAT32_FUNCTIONS = ("mis_float32_attention", "mis_float32_linear")
+FLOAT32_FUNCTIONS = (
+    *("mis_float32_segment_attention", "mis_float32_packed_linear"),
+    *("mis_float32_rms_norm", "mis_float32_norm_rope"),
+)
 FUNCTIONS = (
     *("mis_segment_attention", "mis_packed_linear", "mis_rms_norm", "mis_norm_rope"),
     *("mis_quantize_rows", "mis_int8_product", "mis_logits", "mis_gated_delta"),

@@ -87,7 +87,7 @@ class PackedWeight(Weight):
         added = jnp.zeros((0, 0), out.dtype) if residual is None else to_bits(residual)
         number = gate_number(gate if self.is_pair else None)
         if out.dtype == jnp.float32:
-            return jax.ffi.ffi_call("mis_float32_linear", out)(x, self.tiles, layer, added, gate=number)
+            return jax.ffi.ffi_call("mis_float32_packed_linear", out)(x, self.tiles, layer, added, gate=number)
         has_tiles = library.has_tiles()
         if has_tiles and len(x) % ROWS:
             raise ValueError(f"x: {len(x)} rows; pad to a multiple of {ROWS}")
