@@ -202,6 +202,7 @@ def test_a_classifier_has_the_values_of_transformers(
     np.testing.assert_allclose(logits(load(path))[-1:], theirs, atol=CLOSE, rtol=0)
 
 
+@pytest.mark.usefixtures("plain_weights")
 def test_int8_leaves_the_rates_as_they_are(checkpoint_factory: Callable[..., Path]) -> None:
     path = checkpoint_factory("qwen3_5")
     exact, quantized = load(path), load(path, quantization="int8")

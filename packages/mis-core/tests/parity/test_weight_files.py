@@ -97,6 +97,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return made
 
 
+@pytest.mark.usefixtures("plain_weights")
 def test_weights_are_those_of_transformers(folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM

@@ -38,6 +38,7 @@ def test_mixed_and_other_steps_share_cache_and_compile_nothing(
 ) -> None:
     """The short query is the beginning of the long one, so pages of one kind are read by the other."""
     short, long = QUERY[:64], QUERY
+    monkeypatch.setattr(backends, "REGISTRY", [XlaCpuBackend])
     with Engine.from_pretrained(checkpoint, progress=False, **SMALL_ENGINE) as engine:
         expected = [engine.score(query, ITEMS, LABELS).scores for query in (short, long)]
     monkeypatch.setattr(backends, "REGISTRY", [Aligned])
