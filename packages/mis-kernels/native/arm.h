@@ -295,4 +295,4 @@ inline void _tile_zero(int) { __builtin_trap(); }
 inline void _tile_loadd(int, const void*, int64_t) { __builtin_trap(); }
 inline void _tile_stored(int, void*, int64_t) { __builtin_trap(); }
 inline void _tile_dpbf16ps(int, int, int) { __builtin_trap(); }
-inline void _tile_dpbusd(int, int, int) { __builtin_trap(); }
+inline void _tile_dpbssd(int, int, int) { __builtin_trap(); }

@@ -12,6 +12,9 @@ struct Bfloat16Attention : Bfloat16 {
   using Keys = PackedKeys;
   static constexpr int kTileKeys = mis::kTileKeys;
 
+  // Has tile registers take the rows of a block: single tokens have few.
+  static void configure(int64_t rows) { configure_tiles(rows <= 16 ? static_cast<int>(rows) : kStrip); }
+
   // Powers of 2, and not of e.
   struct Logits : mis::Logits {
     static constexpr float kLog2E = 1.44269504f;

@@ -1,6 +1,7 @@
 // How the rows of a step attend: runs of tokens with one context, against tiles of its keys and of their own.
 //
-// `Attention` says of which type numbers are (`Bfloat16`, `Float32`), and has `Rows`, `Keys`, `Logits` and `kTileKeys`.
+// `Attention` says of which type numbers are (`Bfloat16`, `Float32`), and has `Rows`, `Keys`, `Logits`,
+// `kTileKeys`, and `configure`, which prepares tile registers for a block.
 
 #pragma once
 
@@ -122,6 +123,7 @@ template <typename Attention>
 void attend_block(const Problem<Attention>& p, int64_t head, Block block, Scratch<Attention>& scratch) {
   const int64_t group = p.group(), dim = p.dim, count = block.end - block.begin;
   scratch.rows.reset(count * group, dim);
+  if (p.has_tiles) Attention::configure(count * group);
   auto* q = scratch.rows.q.data();
   for (int64_t t = 0; t < count; ++t) {
     const auto* from = p.q + ((block.begin + t) * p.heads + head * group) * dim;
@@ -173,7 +175,7 @@ xla::ffi::Error attend(xla::ffi::ThreadPool pool, xla::ffi::Buffer<kType> q, xla
     thread_local Scratch<Attention> scratch;
     attend_block(problem, unit / count, blocks[unit % count], scratch);
   };
-  for_each(pool, count * problem.kv_heads, some, has_tiles);
+  for_each(pool, count * problem.kv_heads, some);
   return xla::ffi::Error::Success();
 }
 

@@ -88,6 +88,8 @@ struct Float32Attention : Float32 {
   using Keys = Float32Keys;
   using Logits = Float32Logits;
   static constexpr int kTileKeys = mis::kTileKeys;
+
+  static void configure(int64_t) {}
 };
 
 // Makes weights of the products of a row with keys `begin` to `end` of a tile, a multiple of 16, of which it sees those

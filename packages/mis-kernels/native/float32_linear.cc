@@ -93,7 +93,7 @@ ffi::Error run(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F
     const int64_t row = unit / column_blocks * kRows, column = unit % column_blocks * width;
     product.compute(row, std::min(kRows, rows - row), column, std::min(width, columns - column), copied, sums);
   };
-  for_each(pool, row_blocks * column_blocks, some, false);
+  for_each(pool, row_blocks * column_blocks, some);
   return ffi::Error::Success();
 }
 

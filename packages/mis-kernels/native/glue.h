@@ -38,7 +38,7 @@ xla::ffi::Error rms_norm(xla::ffi::ThreadPool pool, xla::ffi::Buffer<kType> x, F
     for (int64_t row = unit * kTokens; row < std::min(rows, (unit + 1) * kTokens); ++row) {
       normalise<Numbers>(from + row * size, factors, size, epsilon, to + row * size);
     }
-  }, false);
+  });
   return xla::ffi::Error::Success();
 }
 
@@ -84,7 +84,7 @@ xla::ffi::Error norm_rope(xla::ffi::ThreadPool pool, xla::ffi::Buffer<kType> qkv
         }
       }
     }
-  }, false);
+  });
   return xla::ffi::Error::Success();
 }
 

@@ -13,50 +13,6 @@ namespace mis {
 constexpr int64_t kRows = 256;     // rows of a unit of work: their part of one step below stays in the second-level cache
 constexpr int64_t kColumns = 128;  // columns of a unit of work, if there are enough units for all threads
 constexpr int64_t kDepth = 512;    // summands of one pass: 32 columns of weights stay in the first-level cache
-constexpr int64_t kFewRows = kMostRows;  // read their weights from memory once, in the order in which they lie
-constexpr int64_t kTile = 512;     // numbers in a tile of weights: 32 summands of 16 columns, in pairs
-
-// Adds x [rows, depth] times 32 packed columns, `right_of` numbers apart by 16, to c [rows, 32]; `first` overwrites c
-// instead. Meanwhile the 32 columns after them are fetched into the second-level cache: they are needed next.
-void multiply(const uint16_t* x, int64_t stride, int64_t rows, const uint16_t* left, int64_t right_of, int64_t depth,
-              bool first, float* c, int64_t c_stride) {
-  const uint16_t *right = left + right_of, *next = right + right_of;
-  const int64_t share = (1024 + rows - 1) / rows;  // of `depth` cache lines, for each 32 rows and 32 summands
-  int64_t line = 0;
-  for (int64_t row = 0; row < rows; row += 32) {
-    const uint16_t* a = x + row * stride;
-    float* to = c + row * c_stride;
-    if (first) {
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_zero(2);
-      _tile_zero(3);
-    } else {
-      _tile_loadd(0, to, c_stride * 4);
-      _tile_loadd(1, to + 16, c_stride * 4);
-      _tile_loadd(2, to + 16 * c_stride, c_stride * 4);
-      _tile_loadd(3, to + 16 * c_stride + 16, c_stride * 4);
-    }
-    for (int64_t part = 0; part < depth / 32; ++part) {
-      _tile_loadd(4, a + part * 32, stride * 2);
-      _tile_loadd(6, left + part * kTile, 64);
-      _tile_loadd(7, right + part * kTile, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(5, a + 16 * stride + part * 32, stride * 2);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-      for (const int64_t until = std::min(line + share, depth); line < until; ++line) {
-        const uint16_t* at = line < depth / 2 ? next + line * 32 : next + right_of + (line - depth / 2) * 32;
-        _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
-      }
-    }
-    _tile_stored(0, to, c_stride * 4);
-    _tile_stored(1, to + 16, c_stride * 4);
-    _tile_stored(2, to + 16 * c_stride, c_stride * 4);
-    _tile_stored(3, to + 16 * c_stride + 16, c_stride * 4);
-  }
-}
 
 struct Product {
   const uint16_t* x;        // [rows, in]
@@ -69,11 +25,13 @@ struct Product {
 
   bool gated() const { return gate != Gate::kNone; }
 
-  // Computes rows x columns of the output; columns begin at a multiple of 32, and rows where there are tile registers.
+  // Computes rows x columns of the output; columns begin at a multiple of 32.
   void compute(int64_t row, int64_t rows_here, int64_t column, int64_t columns, Buffer<float>& sums) const {
     const int64_t halves = gated() ? 2 : 1, stride = halves * columns, column_tiles = in / 32 * kTile;
-    const int64_t used = std::clamp<int64_t>(zeros - row, 0, rows_here), rows_used = has_tiles ? (used + 31) / 32 * 32 : used;
-    const int64_t pass = has_tiles || rows_used > kFewRows ? kDepth : in;
+    const int64_t used = std::clamp<int64_t>(zeros - row, 0, rows_here);
+    const bool is_few = used <= (has_tiles ? kStrip : kMostRows);
+    const int64_t rows_used = has_tiles ? rows_in_tiles(used, rows_here) : used;
+    const int64_t pass = is_few ? in : kDepth;  // few rows read their weights once, in the order in which they lie
     float* c = sums.ensure((rows_used + 1) * stride);
     std::fill_n(c + rows_used * stride, stride, 0.0f);
     for (int64_t begin = 0; begin < (rows_used ? in : 0); begin += pass) {
@@ -81,12 +39,13 @@ struct Product {
       for (int64_t half = 0; half < halves; ++half) {
         for (int64_t n = 0; n < columns; n += 32) {
           const uint16_t* left = weights + ((half * out_columns + column + n) / 16) * column_tiles + begin / 32 * kTile;
+          const Columns w = {left, column_tiles, kTile};
           const uint16_t* from = x + row * in + begin;
           float* to = c + half * columns + n;
           if (has_tiles) {
-            multiply(from, in, rows_used, left, column_tiles, depth, begin == 0, to, stride);
+            multiply_in_tiles(from, in, rows_used, w, depth / 32, begin == 0, to, stride);
           } else {
-            multiply_rows(from, in, rows_used, {left, column_tiles, kTile}, depth / 32, begin == 0, to, stride);
+            multiply_rows(from, in, rows_used, w, depth / 32, begin == 0, to, stride);
           }
         }
       }
@@ -129,7 +88,7 @@ ffi::Error run(ffi::ThreadPool pool, ffi::Buffer<ffi::U16> x, ffi::Buffer<ffi::U
     const int64_t row = unit / column_blocks * kRows, column = unit % column_blocks * width;
     product.compute(row, std::min(kRows, rows - row), column, std::min(width, columns - column), sums);
   };
-  for_each(pool, row_blocks * column_blocks, some, has_tiles);
+  for_each(pool, row_blocks * column_blocks, some);
   return ffi::Error::Success();
 }
 

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "parallel.h"
+#include "registers.h"
 #include "vectors.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -15,7 +16,8 @@ namespace {
 
 constexpr int64_t kVector = 16;  // numbers of 32 bits in a vector
 constexpr int64_t kLargestBlock = 64;
-constexpr int kOffset = 128;     // the instruction takes unsigned rows: their integers have this added
+constexpr int kOffset = 128;     // the vectors' instruction takes unsigned rows: their integers have this added
+constexpr int64_t kDepth = 1024;  // summands of one pass in tiles: 32 columns of weights stay in the first-level cache
 constexpr int64_t kRows = 192, kColumns = 256;    // of a unit of work, if there are enough units for all threads
 constexpr int kRegisterRows = kRegisters / 5, kRegisterTiles = 4;  // 6 rows with AVX-512: their sums are 24 registers
 
@@ -40,9 +42,10 @@ void turn(__m512* x, int64_t vectors) {
   }
 }
 
-// Quantises one row of `size` numbers, a multiple of 16 and of `block`, to bytes; returns its scale, NaN if any is.
+// Quantises one row of `size` numbers, a multiple of 16 and of `block`, to bytes that have an
+// offset added; returns its scale, NaN if any is.
 template <typename Number>
-float quantize(const Number* x, int64_t size, int64_t block, float* turned, uint8_t* to) {
+float quantize(const Number* x, int64_t size, int64_t block, int offset, float* turned, uint8_t* to) {
   __m512 part[kLargestBlock / kVector], largest = _mm512_setzero_ps();
   const int64_t vectors = std::max(block / kVector, int64_t{1});
   __mmask16 is_nan = 0;  // maxima ignore NaN
@@ -59,33 +62,34 @@ float quantize(const Number* x, int64_t size, int64_t block, float* turned, uint
   const __m512 inverse = _mm512_set1_ps(most > 0 ? 127.0f / most : 0.0f);
   for (int64_t i = 0; i < size; i += kVector) {
     const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(turned + i), inverse));  // to even
-    const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_add_epi32(rounded, _mm512_set1_epi32(kOffset)));
+    const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_add_epi32(rounded, _mm512_set1_epi32(offset)));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), bytes);
   }
   return is_nan || std::isinf(most) ? std::numeric_limits<float>::quiet_NaN() : most / 127.0f;
 }
 
 template <typename Number>
-void quantize_all(ffi::ThreadPool pool, const Number* x, int64_t rows, int64_t size, int64_t block, uint8_t* to,
-                  float* scales) {
+void quantize_all(ffi::ThreadPool pool, const Number* x, int64_t rows, int64_t size, int64_t block, int offset,
+                  uint8_t* to, float* scales) {
   constexpr int64_t kRowsHere = 32;
   const auto some = [=](int64_t unit) {
     thread_local Buffer<float> turned;
     for (int64_t row = unit * kRowsHere; row < std::min(rows, (unit + 1) * kRowsHere); ++row) {
-      scales[row] = quantize(x + row * size, size, block, turned.ensure(size), to + row * size);
+      scales[row] = quantize(x + row * size, size, block, offset, turned.ensure(size), to + row * size);
     }
   };
-  for_each(pool, (rows + kRowsHere - 1) / kRowsHere, some, false);
+  for_each(pool, (rows + kRowsHere - 1) / kRowsHere, some);
 }
 
-ffi::Error quantize_rows(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::ResultBuffer<ffi::U8> values,
+ffi::Error quantize_rows(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> values,
                          ffi::ResultBuffer<ffi::F32> scales, int64_t block) {
   const int64_t rows = x.dimensions()[0], size = x.dimensions()[1];
-  uint8_t* to = values->typed_data();
+  uint8_t* to = static_cast<uint8_t*>(values->untyped_data());
+  const int offset = values->element_type() == ffi::S8 ? 0 : kOffset;
   if (x.element_type() == ffi::F32) {
-    quantize_all(pool, x.typed_data<float>(), rows, size, block, to, scales->typed_data());
+    quantize_all(pool, x.typed_data<float>(), rows, size, block, offset, to, scales->typed_data());
   } else {
-    quantize_all(pool, x.typed_data<uint16_t>(), rows, size, block, to, scales->typed_data());
+    quantize_all(pool, x.typed_data<uint16_t>(), rows, size, block, offset, to, scales->typed_data());
   }
   return ffi::Error::Success();
 }
@@ -113,64 +117,64 @@ void multiply(const uint8_t* x, const int8_t* weights, int64_t depth, const __m5
   }
 }
 
-// Computes, in tile registers, 32 rows of sums and as many columns; `depth` is a multiple of 64.
-void multiply_tiles(const uint8_t* x, const int8_t* weights, int64_t depth, const __m512i* start, int32_t* sums,
-                    int64_t stride) {
-  const int8_t* right = weights + depth * kVector;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int64_t k = 0; k < depth; k += 64) {
-    _tile_loadd(4, x + k, depth);
-    _tile_loadd(5, x + 16 * depth + k, depth);
-    _tile_loadd(6, weights + k * kVector, 64);
-    _tile_loadd(7, right + k * kVector, 64);
-    _tile_dpbusd(0, 4, 6);
-    _tile_dpbusd(1, 4, 7);
-    _tile_dpbusd(2, 5, 6);
-    _tile_dpbusd(3, 5, 7);
+// Computes sums of rows, with kOffset, and of kWidth times 16 columns; `stride` is between rows of sums.
+template <int kWidth>
+void multiply_all(const uint8_t* x, int64_t rows, const int8_t* weights, int64_t depth, int32_t* sums, int64_t stride) {
+  __m512i added[kWidth];  // by kOffset
+  for (int t = 0; t < kWidth; ++t) added[t] = _mm512_setzero_si512();
+  for (int64_t k = 0; k < depth; k += 4) {
+    for (int t = 0; t < kWidth; ++t) {
+      const __m512i w = _mm512_loadu_si512(weights + (t * depth + k) * kVector);
+      added[t] = _mm512_dpbusd_epi32(added[t], _mm512_set1_epi8(static_cast<char>(kOffset)), w);
+    }
   }
-  _tile_stored(0, sums, stride * 4);
-  _tile_stored(1, sums + kVector, stride * 4);
-  _tile_stored(2, sums + 16 * stride, stride * 4);
-  _tile_stored(3, sums + 16 * stride + kVector, stride * 4);
-  for (int r = 0; r < 32; ++r) {
-    for (int t = 0; t < 2; ++t) {
-      int32_t* to = sums + r * stride + t * kVector;
-      _mm512_store_si512(to, _mm512_add_epi32(_mm512_load_si512(to), start[t]));
+  __m512i start[kWidth];
+  for (int t = 0; t < kWidth; ++t) start[t] = _mm512_sub_epi32(_mm512_setzero_si512(), added[t]);
+  for (int64_t row = 0; row < rows; row += kRegisterRows) {
+    const uint8_t* from = x + row * depth;
+    int32_t* to = sums + row * stride;
+    switch (std::min<int64_t>(kRegisterRows, rows - row)) {
+      case 6: multiply<6, kWidth>(from, weights, depth, start, to, stride); break;
+      case 5: multiply<5, kWidth>(from, weights, depth, start, to, stride); break;
+      case 4: multiply<4, kWidth>(from, weights, depth, start, to, stride); break;
+      case 3: multiply<3, kWidth>(from, weights, depth, start, to, stride); break;
+      case 2: multiply<2, kWidth>(from, weights, depth, start, to, stride); break;
+      default: multiply<1, kWidth>(from, weights, depth, start, to, stride);
     }
   }
 }
 
-// Computes sums of rows and of kWidth times 16 columns; `stride` is between rows of sums.
-template <int kWidth>
-void multiply_all(const uint8_t* x, int64_t rows, const int8_t* weights, int64_t depth, int32_t* sums, int64_t stride,
-                  bool has_tiles) {
-  __m512i start[kWidth];  // minus what kOffset adds
-  for (int t = 0; t < kWidth; ++t) {
-    __m512i added = _mm512_setzero_si512();
-    for (int64_t k = 0; k < depth; k += 4) {
-      const __m512i w = _mm512_loadu_si512(weights + (t * depth + k) * kVector);
-      added = _mm512_dpbusd_epi32(added, _mm512_set1_epi8(static_cast<char>(kOffset)), w);
-    }
-    start[t] = _mm512_sub_epi32(_mm512_setzero_si512(), added);
-  }
-  int64_t row = 0;
-  for (; has_tiles && kWidth % 2 == 0 && depth % 64 == 0 && row + 32 <= rows; row += 32) {
-    for (int t = 0; t < kWidth; t += 2) {
-      multiply_tiles(x + row * depth, weights + t * depth * kVector, depth, start + t,
-                     sums + row * stride + t * kVector, stride);
+// Computes sums of rows and of columns, in multiples of 16.
+void multiply_columns(const uint8_t* x, int64_t rows, const int8_t* weights, int64_t columns, int64_t depth,
+                      int32_t* sums, int64_t stride) {
+  for (int64_t n = 0; n < columns; n += kRegisterTiles * kVector) {
+    const int8_t* w = weights + n * depth;
+    switch (std::min<int64_t>(kRegisterTiles, (columns - n) / kVector)) {
+      case 4: multiply_all<4>(x, rows, w, depth, sums + n, stride); break;
+      case 3: multiply_all<3>(x, rows, w, depth, sums + n, stride); break;
+      case 2: multiply_all<2>(x, rows, w, depth, sums + n, stride); break;
+      default: multiply_all<1>(x, rows, w, depth, sums + n, stride);
     }
   }
-  for (; row + kRegisterRows <= rows; row += kRegisterRows) {
-    multiply<kRegisterRows, kWidth>(x + row * depth, weights, depth, start, sums + row * stride, stride);
+}
+
+// Does so in tile registers, for a depth of a multiple of 64.
+void multiply_columns_in_tiles(const uint8_t* x, int64_t rows, const int8_t* weights, int64_t columns, int64_t depth,
+                               int32_t* sums, int64_t stride) {
+  const int8_t* integers = reinterpret_cast<const int8_t*>(x);
+  const int64_t pass = rows <= kStrip ? depth : kDepth;  // few rows read their weights in the order in which they lie
+  for (int64_t begin = 0; begin < depth; begin += pass) {
+    const int64_t tiles = std::min(pass, depth - begin) / 64;
+    for (int64_t n = 0; n < columns; n += 32) {
+      const PackedColumns<int8_t> w = {weights + n * depth + begin * kVector, kVector * depth, 64 * kVector};
+      const auto multiply = columns - n > kVector ? multiply_in_tiles<32, int8_t, int32_t> : multiply_in_tiles<16, int8_t, int32_t>;
+      multiply(integers + begin, depth, rows, w, tiles, begin == 0, sums + n, stride);
+    }
   }
-  for (; row < rows; ++row) multiply<1, kWidth>(x + row * depth, weights, depth, start, sums + row * stride, stride);
 }
 
 struct Int8Product {
-  const uint8_t* x;         // [rows, in], with kOffset
+  const uint8_t* x;         // [rows, in], with kOffset or, in tile registers, as int8
   const float* row_scales;  // [rows]
   const int8_t* weights;    // tiles of one weight, [out / 16, in / 4, 64]; gated: of gate, then of up
   const float* scales;      // [out], likewise
@@ -184,20 +188,14 @@ struct Int8Product {
   // Computes rows x columns of the output, columns in multiples of 16.
   void compute(int64_t row, int64_t rows_here, int64_t column, int64_t columns, Buffer<int32_t>& buffer) const {
     const int64_t halves = gated() ? 2 : 1, stride = halves * columns;
-    const int64_t used = std::clamp<int64_t>(zeros - row, 0, rows_here);
+    const int64_t live = std::clamp<int64_t>(zeros - row, 0, rows_here);
+    const int64_t used = has_tiles ? rows_in_tiles(live, rows_here) : live;
     int32_t* sums = buffer.ensure((used + 1) * stride);
     std::fill_n(sums + used * stride, stride, 0);
-    for (int64_t half = 0; half < halves; ++half) {
-      for (int64_t n = 0; n < columns; n += kRegisterTiles * kVector) {
-        const int8_t* w = weights + (half * out_columns + column + n) * in;
-        int32_t* to = sums + half * columns + n;
-        switch (std::min<int64_t>(kRegisterTiles, (columns - n) / kVector)) {
-          case 4: multiply_all<4>(x + row * in, used, w, in, to, stride, has_tiles); break;
-          case 3: multiply_all<3>(x + row * in, used, w, in, to, stride, has_tiles); break;
-          case 2: multiply_all<2>(x + row * in, used, w, in, to, stride, has_tiles); break;
-          default: multiply_all<1>(x + row * in, used, w, in, to, stride, has_tiles);
-        }
-      }
+    for (int64_t half = 0; used && half < halves; ++half) {
+      const int8_t* w = weights + (half * out_columns + column) * in;
+      (has_tiles ? multiply_columns_in_tiles : multiply_columns)(x + row * in, used, w, columns, in,
+                                                                  sums + half * columns, stride);
     }
     for (int64_t r = 0; r < rows_here; ++r) {
       const __m512 row_scale = _mm512_set1_ps(row_scales[row + r]);
@@ -214,14 +212,14 @@ struct Int8Product {
   }
 };
 
-ffi::Error product(ffi::ThreadPool pool, ffi::Buffer<ffi::U8> x, ffi::Buffer<ffi::F32> row_scales,
+ffi::Error product(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Buffer<ffi::F32> row_scales,
                    ffi::Buffer<ffi::S8> weights, ffi::Buffer<ffi::F32> scales, ffi::Buffer<ffi::S32> first,
-                   ffi::ResultBuffer<ffi::F32> out, int32_t gate, bool has_tiles) {
+                   ffi::ResultBuffer<ffi::F32> out, int32_t gate) {
   const int64_t rows = x.dimensions()[0], in = x.dimensions()[1], columns = out->dimensions()[1];
   const int64_t matrix = first.typed_data()[0];
   int64_t zeros = rows;  // of padding the scale is zero
   while (zeros > 0 && row_scales.typed_data()[zeros - 1] == 0) --zeros;
-  const Int8Product product{.x = x.typed_data(),
+  const Int8Product product{.x = static_cast<const uint8_t*>(x.untyped_data()),
                             .row_scales = row_scales.typed_data(),
                             .weights = weights.typed_data() + matrix * columns * in,
                             .scales = scales.typed_data() + matrix * columns,
@@ -230,7 +228,7 @@ ffi::Error product(ffi::ThreadPool pool, ffi::Buffer<ffi::U8> x, ffi::Buffer<ffi
                             .in = in,
                             .out_columns = columns,
                             .gate = static_cast<Gate>(gate),
-                            .has_tiles = has_tiles};
+                            .has_tiles = x.element_type() == ffi::S8};
   const int64_t row_blocks = (rows + kRows - 1) / kRows;
   int64_t width = product.gated() ? kColumns / 2 : kColumns;
   while (width > kRegisterTiles * kVector && row_blocks * (columns / width) < 4 * pool.num_threads()) width /= 2;
@@ -240,7 +238,7 @@ ffi::Error product(ffi::ThreadPool pool, ffi::Buffer<ffi::U8> x, ffi::Buffer<ffi
     const int64_t row = unit / column_blocks * kRows, column = unit % column_blocks * width;
     product.compute(row, std::min(kRows, rows - row), column, std::min(width, columns - column), sums);
   };
-  for_each(pool, row_blocks * column_blocks, some, has_tiles);
+  for_each(pool, row_blocks * column_blocks, some);
   return ffi::Error::Success();
 }
 
@@ -251,18 +249,17 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(mis_quantize_rows, mis::quantize_rows,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()
-                                  .Ret<ffi::Buffer<ffi::U8>>()
+                                  .Ret<ffi::AnyBuffer>()
                                   .Ret<ffi::Buffer<ffi::F32>>()
                                   .Attr<int64_t>("block"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(mis_int8_product, mis::product,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::U8>>()
+                                  .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::S8>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Attr<int32_t>("gate")
-                                  .Attr<bool>("has_tiles"));
+                                  .Attr<int32_t>("gate"));

@@ -256,7 +256,7 @@ void compute_chunks(ffi::ThreadPool pool, const Problem<Number>& problem) {
     Unit<Number> unit(problem, head, scratch);
     for (int64_t chunk = 0; chunk < problem.chunks; ++chunk) unit.compute(chunk);
   };
-  for_each(pool, problem.key_heads, some, false);
+  for_each(pool, problem.key_heads, some);
 }
 
 ffi::Error gated_delta(ffi::ThreadPool pool, ffi::AnyBuffer inputs, ffi::Buffer<ffi::F32> decay,

@@ -17,12 +17,16 @@ namespace mis {
 constexpr int kMostRows = kRegisters / 2 - 2;  // 14 with AVX-512: their sums of 32 columns leave four registers
 constexpr int64_t kAhead = 4096;    // bytes by which the columns of few rows, which come from memory, are fetched early
 
-// 32 packed columns: tiles of 32 summands of 16 columns, in pairs; see `backends/native/packed.py`.
-struct Columns {
-  const uint16_t* left;  // the first tile of the first 16
-  int64_t right_of;      // numbers between it and the first tile of the other 16
-  int64_t step;          // numbers between tiles of the same columns
+// 32 packed columns: tiles of 16 columns, of 32 summands in pairs or, in int8, of 64 in fours; see
+// `backends/native/packed.py`.
+template <typename Number>
+struct PackedColumns {
+  const Number* left;  // the first tile of the first 16
+  int64_t right_of;    // numbers between it and the first tile of the other 16
+  int64_t step;        // numbers between tiles of the same columns
 };
+
+using Columns = PackedColumns<uint16_t>;
 
 // The rows of x [rows, size], in bfloat16, up to the last that is not all zeros: padding, at the end, is zeros.
 inline int64_t rows_before_zeros(const uint16_t* x, int64_t rows, int64_t size) {

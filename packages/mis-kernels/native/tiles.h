@@ -14,13 +14,13 @@
 #include <vector>
 
 #include "buffer.h"
+#include "registers.h"
 #include "rows.h"
 #include "vectors.h"
 
 namespace mis {
 
 constexpr int kTileKeys = 256;   // keys in a tile; a multiple of 32
-constexpr int kStrip = 32;       // rows whose logits are worked on together: two tile registers
 constexpr float kLowest = -1e30f;
 constexpr float kHeadroom = 60.0f;  // powers of 2 by which a weight may exceed 1
 
@@ -189,34 +189,6 @@ void weigh(Rows& rows, const float* logits, int skipped, int begin, int first, i
   }
 }
 
-// Logits of up to 32 rows at `q` with 32 packed keys, on tile registers.
-inline void multiply_keys(const uint16_t* q, const uint16_t* k, int live, int dim, float* logits) {
-  const int steps = dim / 32;
-  const bool both = live > 16;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int part = 0; part < steps; ++part) {
-    _tile_loadd(4, q + part * 32, dim * 2);
-    _tile_loadd(6, k + part * 512, 64);
-    _tile_loadd(7, k + (steps + part) * 512, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    if (both) {
-      _tile_loadd(5, q + 16 * dim + part * 32, dim * 2);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    }
-  }
-  _tile_stored(0, logits, 128);
-  _tile_stored(1, logits + 16, 128);
-  if (both) {
-    _tile_stored(2, logits + 16 * 32, 128);
-    _tile_stored(3, logits + 16 * 32 + 16, 128);
-  }
-}
-
 // Adds weighted values to the sums of up to 32 rows, on tile registers; rows from `live` on are another segment's and not written.
 inline void multiply_values(const uint16_t* weights, const uint16_t* v, int live, int keys, int dim, float* sum,
                             float* spill) {
@@ -285,8 +257,10 @@ inline void attend_tile(Rows& rows, const PackedKeys& keys, int first, int count
     const auto logits = [&](int n) { return rows.logits.data() + n / 32 % 2 * kStrip * 32; };
     const auto multiply = [&](int n) {
       const uint16_t* k = keys.k.data() + static_cast<size_t>(n) * dim;
-      if (has_tiles) return multiply_keys(q, k, live, dim, logits(n));
-      multiply_rows(q, dim, live, {k, tiles_of_key * 512, 512}, tiles_of_key, true, logits(n), 32);
+      const Columns columns = {k, tiles_of_key * kTile, kTile};
+      const auto nothing = [](int64_t) {};  // keys were packed just now
+      if (has_tiles) return multiply_strip(q, dim, live, columns, tiles_of_key, true, logits(n), 32, nothing);
+      multiply_rows(q, dim, live, columns, tiles_of_key, true, logits(n), 32);
     };
     const auto before = [&](int32_t position, int n) {  // bits of the keys from `n` on that lie before a position
       return static_cast<uint32_t>((uint64_t{1} << std::clamp(position - start - n, 0, 32)) - 1);

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from arm import NEEDS_ARM, compile_for_arm, record, repeat
-from emulation import ALL_ON_VECTORS, KERNELS, OF_ARM, OURS, SINGLE, compiled
+from emulation import ALL, KERNELS, OF_ARM, OURS, SINGLE, compiled
 from mis_kernels.backends.native.library import FUNCTIONS
 from single_instructions import SMALLEST, call, flushed, numbers
 
@@ -112,7 +112,7 @@ def calls_of(folder: Path, name: str, *command: str) -> list[Path]:
 @pytest.mark.full
 @pytest.mark.timeout(3600)  # of all tests of native paths
 def test_what_native_tests_compute_has_the_same_bits(folder: Path) -> None:
-    tests = "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not tpu_aot", *ALL_ON_VECTORS
+    tests = "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not tpu_aot", *ALL
     others = f"--deselect={OURS}/test_emulated.py", f"--deselect={OURS}/test_arm.py"
     calls = calls_of(folder, "calls", *tests, *others)
     assert sum(path.stat().st_size for path in calls) < MOST_BYTES

@@ -11,10 +11,21 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from count_tiles import ATTENTION, COLUMNS, DEPTH, INT8_COLUMNS, INT8_DEPTH, ROWS
+from count_tiles import (
+    ATTENTION,
+    COLUMNS,
+    DEPTH,
+    EMBED,
+    FEW_ROWS,
+    INT8_COLUMNS,
+    INT8_DEPTH,
+    INT8_ROWS,
+    LOGIT_ROWS,
+    ROWS,
+    VOCAB,
+)
 from emulation import (
-    ALL_ON_TILES,
-    ALL_ON_VECTORS,
+    ALL,
     CPU,
     EVERYTHING,
     KERNELS,
@@ -106,10 +117,10 @@ def test_a_product_of_tiles_in_bfloat16_is_the_described_one(emulated: ctypes.CD
 def test_a_product_of_tiles_in_int8_is_exact_and_wraps(emulated: ctypes.CDLL) -> None:
     random = np.random.default_rng(0)
     c = random.integers(-(2**31), 2**31, (16, 16)).astype(np.int32)
-    a, b = random.integers(0, 256, (16, 64)).astype(np.uint8), random.integers(-128, 128, (16, 64)).astype(np.int8)
+    a, b = (random.integers(-128, 128, (16, 64)).astype(np.int8) for _ in range(2))
     weight = b.reshape(16, 16, 4).transpose(0, 2, 1).reshape(64, 16)
     expected = (c.astype(np.int64) + a.astype(np.int64) @ weight.astype(np.int64)).astype(np.int32)
-    np.testing.assert_array_equal(call(emulated, "mis_tile_dpbusd", c, a, b), expected)
+    np.testing.assert_array_equal(call(emulated, "mis_tile_dpbssd", c, a, b), expected)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -140,8 +151,8 @@ def test_tiles_have_the_bits_of_the_cpus(emulated: ctypes.CDLL, executed: ctypes
     c, a, b = tile_operands(seed)
     given = c, a.view(np.uint16), b.view(np.uint16)
     assert_same(call(emulated, "mis_tile_dpbf16ps", *given), call(executed, "mis_tile_dpbf16ps", *given))
-    given = c.view(np.int32), a.view(np.uint8), b.view(np.int8)
-    np.testing.assert_array_equal(*(call(each, "mis_tile_dpbusd", *given) for each in (emulated, executed)))
+    given = c.view(np.int32), a.view(np.int8), b.view(np.int8)
+    np.testing.assert_array_equal(*(call(each, "mis_tile_dpbssd", *given) for each in (emulated, executed)))
 
 
 @NEEDS_AVX512
@@ -160,6 +171,8 @@ def test_vectors_have_the_bits_of_the_cpus(emulated: ctypes.CDLL, executed: ctyp
 SOME_ON_TILES = (
     f"{OURS}/test_packed.py::test_equals_numpy[1-shape2]",
     f"{OURS}/test_packed.py::test_a_pair_is_gated[shape1]",
+    f"{OURS}/test_packed.py::test_a_rows_bits_do_not_depend_on_how_many_there_are[plain-some]",
+    f"{OURS}/glue/test_logits.py::test_a_rows_bits_do_not_depend_on_how_many_there_are",
     f"{OURS}/test_int8.py::test_sums_are_those_of_numpy[shape1]",
     f"{OURS}/attention/test_native.py::test_bits_of_an_item_cut_by_a_block",
     f"{OURS}/attention/test_native.py::test_every_group_and_width_of_head[1-32]",
@@ -175,9 +188,9 @@ NO_NEED = pytest.mark.skipif(
     ("largest", "selected"),
     [
         pytest.param("AMX", SOME_ON_TILES, id="tiles"),
-        pytest.param("AMX", ALL_ON_TILES, id="tiles-all", marks=pytest.mark.full),
+        pytest.param("AMX", ALL, id="tiles-all", marks=pytest.mark.full),
         # CPUs with AVX-512 and no AMX run these paths in all tests.
-        pytest.param("AVX512_BF16", ALL_ON_VECTORS, id="vectors-all", marks=[NO_NEED, pytest.mark.full]),
+        pytest.param("AVX512_BF16", ALL, id="vectors-all", marks=[NO_NEED, pytest.mark.full]),
     ],
 )
 @pytest.mark.timeout(3600)  # of all tests of those paths
@@ -212,10 +225,47 @@ def test_a_product_loads_one_tile_for_each_multiplication(counts: dict[str, dict
     assert (found["zeroed"], found["multiplied_int8"]) == (4 * blocks, 0)
 
 
-def test_a_product_in_int8_keeps_its_sums_in_tiles(counts: dict[str, dict[str, int]]) -> None:
-    found, whole = counts["int8 product"], 64  # rows in tiles of 32
-    assert found["multiplied_int8"] == found["loaded"] == whole * INT8_COLUMNS * INT8_DEPTH // (16 * 16 * 64)
-    assert found["stored"] == found["zeroed"] == whole * INT8_COLUMNS // 16**2
+@pytest.mark.parametrize("rows", FEW_ROWS)
+def test_a_product_of_few_rows_has_no_others(counts: dict[str, dict[str, int]], rows: int) -> None:
+    """Weights are loaded once, and sums stay in tiles over the whole depth."""
+    found, halves, weights = counts[f"product of {rows}"], -(-rows // 16), COLUMNS * DEPTH // (16 * 32)
+    assert found["rows"] == rows * weights
+    assert found["multiplied_bfloat16"] == halves * weights
+    assert found["loaded"] == weights + halves * weights // 2  # rows once for two tiles of weights
+    assert found["zeroed"] == found["stored"] == halves * COLUMNS // 16
+    assert found["configured"] <= COLUMNS // 32  # once for each thread
+
+
+@pytest.mark.parametrize("rows", LOGIT_ROWS)
+def test_logits_load_each_token_once_for_32_rows(counts: dict[str, dict[str, int]], rows: int) -> None:
+    found, depth = counts[f"logits of {rows}"], EMBED // 32
+    row_tiles, row_strips, token_tiles, token_strips = -(-rows // 16), -(-rows // 32), -(-VOCAB // 16), -(-VOCAB // 32)
+    assert found["rows"] == VOCAB * row_tiles * depth  # the rows of these products are tokens
+    assert found["multiplied_bfloat16"] == token_tiles * row_tiles * depth
+    assert found["loaded"] == (token_tiles * row_strips + row_tiles * token_strips) * depth
+    assert found["stored"] == found["zeroed"] == token_tiles * row_tiles
+
+
+def test_a_token_with_its_own_context_has_its_groups_rows(counts: dict[str, dict[str, int]]) -> None:
+    """Padding fills up the rows of the last token only."""
+    found, case = counts["single tokens"], ATTENTION["single tokens"]
+    strips = sum(-(-context // 32) + 1 for context in case.contexts[:-1])  # of keys; the token is the last
+    products = strips * 2 * 2 * case.head_dim // 32
+    assert found["rows"] == products * case.group + (found["multiplied_bfloat16"] - products) * 16
+
+
+@pytest.mark.parametrize("rows", INT8_ROWS)
+def test_a_product_in_int8_has_no_other_rows(counts: dict[str, dict[str, int]], rows: int) -> None:
+    """All are multiplied in tiles; weights of many rows stay in the first-level cache while they are needed."""
+    found, halves, strips = counts[f"int8 product of {rows}"], -(-rows // 16), -(-rows // 32)
+    tiles, pairs, passes = INT8_COLUMNS // 16, -(-INT8_COLUMNS // 32), 1 if rows <= 32 else -(-INT8_DEPTH // 1024)
+    depth = INT8_DEPTH // 64
+    assert (found["multiplied_int8"], found["multiplied_bfloat16"]) == (halves * tiles * depth, 0)
+    assert found["rows"] == rows * tiles * depth
+    assert found["stored"] == halves * tiles * passes
+    assert found["zeroed"] == halves * tiles
+    sums_again = halves * tiles * (passes - 1)
+    assert found["loaded"] == (halves * pairs + strips * tiles) * depth + sums_again
 
 
 def least_products(case: Case) -> int:

@@ -20,7 +20,7 @@ from mis_testing.oracle import PointwiseOracle
 from mis_testing.tolerances import assert_scores_close
 
 pytestmark = pytest.mark.parity
-WITHOUT = library.why_not() or ("has AMX, where XLA multiplies" if library.has_tiles() else None)
+WITHOUT = library.why_not()
 NEEDS_NATIVE = pytest.mark.skipif(WITHOUT is not None, reason=f"needs native logits: this machine {WITHOUT}")
 
 _random = np.random.default_rng(5)

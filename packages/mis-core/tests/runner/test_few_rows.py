@@ -50,9 +50,7 @@ def runner(path: Path, quantization: str, dtype: str) -> Runner:
     return made
 
 
-IN_BFLOAT16 = pytest.mark.skipif(
-    library.why_not() is not None or library.has_tiles(), reason="needs AVX-512 in bfloat16, no AMX"
-)
+IN_BFLOAT16 = pytest.mark.skipif(library.why_not() is not None, reason="needs AVX-512 in bfloat16")
 IN_FLOAT32 = pytest.mark.skipif(library.why_not_float32() is not None, reason="needs AVX2 and the native library")
 
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "../parallel.h"
+#include "../registers.h"
 
 // The instructions that this library does not need of the CPU, in the words of /proc/cpuinfo.
 extern "C" const char* mis_emulated() {
@@ -18,7 +18,8 @@ extern "C" const char* mis_emulated() {
 }
 
 #ifdef MIS_EMULATED_AMX
-// How often tiles were configured, set to zero, loaded, stored, multiplied in bfloat16 and in int8, since the last call.
+// How often tiles were configured, set to zero, loaded, stored, multiplied in bfloat16 and in int8, and
+// how many rows these products had, since the last call.
 extern "C" void mis_take_tile_counts(int64_t* to) {
   for (int i = 0; i < mis::emulated::kCounters; ++i) to[i] = mis::emulated::counters[i].exchange(0);
 }
@@ -37,13 +38,13 @@ extern "C" void mis_tile_dpbf16ps(float* c, const uint16_t* a, const uint16_t* b
 }
 
 // c [16, 16] += a [16, 64] times b [16, 16, 4].
-extern "C" void mis_tile_dpbusd(int32_t* c, const uint8_t* a, const int8_t* b) {
+extern "C" void mis_tile_dpbssd(int32_t* c, const int8_t* a, const int8_t* b) {
   static const mis::TileConfig config;
   _tile_loadconfig(&config);
   _tile_loadd(0, c, 64);
   _tile_loadd(1, a, 64);
   _tile_loadd(2, b, 64);
-  _tile_dpbusd(0, 1, 2);
+  _tile_dpbssd(0, 1, 2);
   _tile_stored(0, c, 64);
   _tile_release();
 }

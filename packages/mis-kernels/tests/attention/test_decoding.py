@@ -14,7 +14,6 @@ from kernel_cases import EMULATED, NATIVE_TYPES, NEEDS_NATIVE, ON_CPU, PAGE, SMA
 from mis_kernels import lay_out, segment_attention, write_pages
 from mis_kernels.backends import Backend, LaidOut, StepLimits, choose
 from mis_kernels.backends.gpu.backend import GpuBackend
-from mis_kernels.backends.native import library as native
 from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.xla.pages import write_rows as scatter
 from mis_kernels.heads import HeadShape
@@ -140,8 +139,6 @@ def test_a_decoded_row_has_the_bits_of_a_prefilled_one(backend: str) -> None:
 @pytest.mark.parametrize("dtype", [pytest.param(name, marks=needed) for name, needed in NATIVE_TYPES.items()])
 def test_a_decoded_row_has_the_same_bits_in_a_step_of_few_rows(rows: int, dtype: str) -> None:
     chosen, contexts = choose(HEADS, dtype, "native"), (5, 3, 4, 0, 1, 2)
-    if dtype == "bfloat16" and native.has_tiles():
-        pytest.skip("needs a CPU without AMX")
     assert rows in chosen.few_rows
     caches = caches_before(HEADS, contexts, dtype)
     whole = compiled(

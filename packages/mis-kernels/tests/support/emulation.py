@@ -22,19 +22,14 @@ OF_ARM = (*EVERYTHING, "ARM")
 WHAT_IS_LACKING = ("AMX",) if NEEDED <= CPU else EVERYTHING
 """What is emulated to run the paths of AMX here: no more than must be, but tiles always, since the CPU counts none."""
 
-COUNTED = ("configured", "zeroed", "loaded", "stored", "multiplied_bfloat16", "multiplied_int8")
+COUNTED = ("configured", "zeroed", "loaded", "stored", "multiplied_bfloat16", "multiplied_int8", "rows")
 
 
 SINGLE = (KERNELS / "native" / "emulated" / "single.cc", KERNELS / "native" / "tile_registers.cc")
 """Single instructions."""
 
 OURS = "packages/mis-kernels/tests"
-ALL_ON_TILES = (OURS, "-k", "native or packed or int8 or logits")
-ALL_ON_VECTORS = (
-    *ALL_ON_TILES[:-1],
-    f"{ALL_ON_TILES[-1]} or few_rows",
-    "packages/mis-core/tests/runner/test_few_rows.py",
-)
+ALL = (OURS, "-k", "native or packed or int8 or logits or few_rows", "packages/mis-core/tests/runner/test_few_rows.py")
 """Arguments that have pytest run the tests of native paths."""
 
 

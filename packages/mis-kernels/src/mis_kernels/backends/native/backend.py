@@ -56,12 +56,12 @@ class NativeProductsBackend(XlaCpuBackend):
         return calls.log_sum_exp(hidden, weight, cap)
 
     def logits(self, hidden: Array, weight: Shaped[Array, "vocab embed"]) -> Float32[Array, "rows vocab"]:
-        """Multiply any number of rows; XLA has AMX multiply many."""
+        """Multiply any number of rows."""
         return calls.logits(hidden, weight) if self.takes_few_rows(weight.shape[1]) else super().logits(hidden, weight)
 
     def takes_few_rows(self, embed: int) -> bool:
         """Native logits do."""
-        return calls.fits_logits(embed) and not library.has_tiles()
+        return calls.fits_logits(embed)
 
     pack_quantized = staticmethod(int8.pack)
     rms_norm = staticmethod(calls.rms_norm)
@@ -83,8 +83,8 @@ class NativeBackend(NativeProductsBackend):
 
     @property
     def few_rows(self) -> tuple[int, ...]:
-        """Powers of two; tile registers take rows as they always did."""
-        return () if library.has_tiles() else (1, 2, 4, 8, 16, 32)
+        """Powers of two."""
+        return (1, 2, 4, 8, 16, 32)
 
     def tile_capacity(self, tokens: int, limits: StepLimits) -> tuple[int, ...]:
         """No tiles."""

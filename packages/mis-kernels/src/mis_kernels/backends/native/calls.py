@@ -96,7 +96,8 @@ def logits(x: Float[Array, "rows embed"], weight: Shaped[Array, "vocab embed"]) 
         weight: bfloat16, or its bits.
     """
     out = jax.ShapeDtypeStruct((len(x), len(weight)), jnp.float32)
-    return jax.ffi.ffi_call("mis_logits", out)(to_bits(x), to_bits(weight))
+    call = jax.ffi.ffi_call("mis_logits", out)
+    return call(to_bits(x), to_bits(weight), has_tiles=np.bool_(library.has_tiles()))
 
 
 def log_sum_exp(

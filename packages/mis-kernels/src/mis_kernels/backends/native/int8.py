@@ -20,7 +20,7 @@ from mis_kernels.quantized import QuantizedRows, QuantizedWeight
 from mis_kernels.storage import to_bits
 from mis_kernels.weights import FoldedNorm
 
-_DEPTH = 4
+_DEPTH, _TILE_DEPTH = 4, 64
 
 
 @jax.tree_util.register_dataclass
@@ -69,8 +69,7 @@ class TiledWeight(QuantizedWeight):
         out = jax.ShapeDtypeStruct((len(rows.values), self.scales.shape[-1]), jnp.float32)
         first = jnp.reshape(self.matrix, 1).astype(jnp.int32)
         call = jax.ffi.ffi_call("mis_int8_product", out)
-        how = {"gate": gate_number(gate), "has_tiles": np.bool_(library.has_int8_tiles())}
-        return call(rows.values, rows.scales, self.values, self.scales, first, **how)
+        return call(rows.values, rows.scales, self.values, self.scales, first, gate=gate_number(gate))
 
     def gated_linear(
         self, x: Array, bias: Array | None = None, norm: FoldedNorm | None = None, gate: Gate = "silu"
@@ -97,11 +96,14 @@ def tile(weight: QuantizedWeight) -> TiledWeight:
 
 
 def quantize_rows(x: Float[Array, "rows in"], block: int) -> QuantizedRows:
-    """Quantise rows as `mis_kernels.quantized.quantize_rows` does; their integers have 128 added, as uint8.
+    """Quantise rows as `mis_kernels.quantized.quantize_rows` does.
+
+    Tile registers take int8, in whole tiles of 64. Vectors take uint8: their integers have 128 added.
 
     Args:
         x: bfloat16 or float32; a multiple of 16 elements in a row.
         block: Of the weight that they are multiplied with: 1, or 16 to 64.
     """
-    rows = jax.ShapeDtypeStruct(x.shape, jnp.uint8), jax.ShapeDtypeStruct((len(x), 1), jnp.float32)
+    kind = jnp.int8 if library.has_int8_tiles() and x.shape[1] % _TILE_DEPTH == 0 else jnp.uint8
+    rows = jax.ShapeDtypeStruct(x.shape, kind), jax.ShapeDtypeStruct((len(x), 1), jnp.float32)
     return QuantizedRows(*jax.ffi.ffi_call("mis_quantize_rows", rows)(to_bits(x), block=np.int64(block)))

@@ -19,9 +19,6 @@ from mis_kernels.backends.native import library
 from mis_kernels.storage import from_bits, to_bits
 from mis_kernels.weights import FoldedNorm, Weight
 
-ROWS = 32
-"""Rows of activations come in multiples of this where tile registers take them."""
-
 TILE_COLUMNS, _TILE_DEPTH = 16, 32
 
 
@@ -73,12 +70,12 @@ class PackedWeight(Weight):
         A row's bits depend on the row alone, whatever the number of rows.
 
         Args:
-            x: Of the weight's type; in bfloat16 with AMX, a multiple of `ROWS` rows.
+            x: Of the weight's type.
             residual: Likewise, added before rounding.
             gate: What the gate of a pair goes through.
 
         Raises:
-            ValueError: AMX does not take so many rows, or this is a whole stack.
+            ValueError: this is a whole stack.
         """
         if self.layer is None:
             raise ValueError("weight: choose a layer of the stack")
@@ -88,11 +85,8 @@ class PackedWeight(Weight):
         number = gate_number(gate if self.is_pair else None)
         if out.dtype == jnp.float32:
             return jax.ffi.ffi_call("mis_float32_packed_linear", out)(x, self.tiles, layer, added, gate=number)
-        has_tiles = library.has_tiles()
-        if has_tiles and len(x) % ROWS:
-            raise ValueError(f"x: {len(x)} rows; pad to a multiple of {ROWS}")
-        call = jax.ffi.ffi_call("mis_packed_linear", out)
-        return from_bits(call(to_bits(x), self.tiles, layer, added, gate=number, has_tiles=np.bool_(has_tiles)))
+        call, has_tiles = jax.ffi.ffi_call("mis_packed_linear", out), np.bool_(library.has_tiles())
+        return from_bits(call(to_bits(x), self.tiles, layer, added, gate=number, has_tiles=has_tiles))
 
 
 def gate_number(gate: Gate | None) -> np.int32:
