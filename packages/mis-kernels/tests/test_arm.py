@@ -85,7 +85,8 @@ def test_a_product_of_pairs_is_the_one_arm_describes(seed: int) -> None:
 
 def test_every_intrinsic_of_the_library_is_there_for_arm() -> None:
     """Also what is compiled at night only."""
-    files = [file for file in (KERNELS / "native").iterdir() if file.suffix in {".cc", ".h"} and file.name != "arm.h"]
+    files = [file for file in (KERNELS / "native").iterdir() if file.suffix in {".cc", ".h"}]
+    files = [file for file in files if file.name not in {"arm.h", "avx2.h"}]
     used = set(re.findall(r"\b_(?:mm\d*|tile)_\w+", "".join(file.read_text() for file in files)))
     assert {"_mm512_dpbf16_ps", "_mm512_loadu_ps", "_mm_prefetch", "_tile_loadd"} <= used
     there = (KERNELS / "native" / "arm.h").read_text()
