@@ -1,8 +1,8 @@
 // Rows times columns in float32, on the vectors that there are.
 //
-// Each sum is one number of a register, to which products are added in the order of their summands, rounded once each,
-// and which is added to what is there. So a row's numbers depend on nothing but the row and the columns, whoever is computed beside it, and are the same on
-// every CPU.
+// Each sum is one number of a register. Products are added to it in the order of their summands, each rounded once, and
+// then it is added to what is there. So a row's numbers depend on nothing but the row and the columns, and are the same
+// on every CPU.
 
 #pragma once
 

@@ -1,1 +1,1 @@
-"""C++ for CPUs that multiply bfloat16 or int8: AVX-512, AMX, ARM; see `native/` and `hatch_build.py`."""
+"""C++ for CPUs with AVX2, AVX-512, AMX or ARM's bfloat16; see `native/` and `hatch_build.py`."""

@@ -1,4 +1,4 @@
-"""The native library for x86-64 CPUs with AVX-512 and aarch64 CPUs with bfloat16: in the wheel, loaded at first use.
+"""The native library for x86-64 with AVX-512 or AVX2, and aarch64 with bfloat16: in the wheel, loaded at first use.
 
 See `native/` for its source and `hatch_build.py` for how it is compiled. Where it is missing, or the CPU lacks
 what a part of it needs, everything that could use that part has another implementation.
