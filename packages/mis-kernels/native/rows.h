@@ -50,7 +50,8 @@ inline __m512bh repeated(const uint16_t* x) {
 template <int kHeight>
 void multiply_block(const uint16_t* x, int64_t stride, Columns w, int64_t tiles, bool first, float* c,
                     int64_t c_stride) {
-  __m512 left[kHeight], right[kHeight];
+  __m512 left[kHeight], right[kHeight];  // registers, if loops over rows are unrolled early: else copied to memory and back
+#pragma GCC unroll 14
   for (int r = 0; r < kHeight; ++r) {
     left[r] = first ? _mm512_setzero_ps() : _mm512_loadu_ps(c + r * c_stride);
     right[r] = first ? _mm512_setzero_ps() : _mm512_loadu_ps(c + r * c_stride + 16);
@@ -61,6 +62,7 @@ void multiply_block(const uint16_t* x, int64_t stride, Columns w, int64_t tiles,
       _mm_prefetch(reinterpret_cast<const char*>(from + pair * 32) + kAhead, _MM_HINT_T1);
       _mm_prefetch(reinterpret_cast<const char*>(beside + pair * 32) + kAhead, _MM_HINT_T1);
       const __m512i low = _mm512_loadu_si512(from + pair * 32), high = _mm512_loadu_si512(beside + pair * 32);
+#pragma GCC unroll 14
       for (int r = 0; r < kHeight; ++r) {
         const __m512bh numbers = repeated(a + r * stride + 2 * pair);
         left[r] = _mm512_dpbf16_ps(left[r], reinterpret_cast<const __m512bh&>(low), numbers);
@@ -68,6 +70,7 @@ void multiply_block(const uint16_t* x, int64_t stride, Columns w, int64_t tiles,
       }
     }
   }
+#pragma GCC unroll 14
   for (int r = 0; r < kHeight; ++r) {
     _mm512_storeu_ps(c + r * c_stride, left[r]);
     _mm512_storeu_ps(c + r * c_stride + 16, right[r]);
