@@ -56,7 +56,7 @@ def test_a_step_calls_the_library_so_often_and_copies_only_rows(profiled: tuple[
         ("gate_up", "mis_packed_linear"): LAYERS,
         ("down", "mis_packed_linear"): LAYERS,
         ("final_norm", "mis_rms_norm"): 1,
-        ("log_sum_exp", "mis_logits"): 1,
+        ("log_sum_exp", "mis_exponentials"): 1,
     }
     copies = [
         (each.stage, each.count / steps, each.bytes / each.count)

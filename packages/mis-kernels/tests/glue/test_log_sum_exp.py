@@ -140,10 +140,20 @@ def test_that_of_native_logits_has_the_same_bits_beside_any_rows() -> None:
 
 
 @NEEDS_NATIVE
+def test_rows_of_zeros_that_fill_have_logits_of_zero() -> None:
+    """The rows before them have the bits that they have alone, whatever their number."""
+    hidden, head = arguments(4100, "bfloat16")
+    whole = natively(hidden, head)
+    for live in (0, 1, 20, 33, 127):
+        found = natively(hidden.at[live:].set(0), head)
+        assert_bits_equal(found[:live], whole[:live])
+        assert_close(found[live:], np.full(ROWS - live, np.log(4100)))
+
+
+@NEEDS_NATIVE
 def test_heads_that_native_logits_do_not_take_are_left_to_others() -> None:
     backend = NativeBackend(ANY_HEADS, "bfloat16")
     assert backend.log_sum_exp(*arguments(300, "bfloat16", embed=64)) is not None
-    assert backend.log_sum_exp_rows(64) == 32
-    assert backend.log_sum_exp_rows(48) == backend.normalised_rows == 128
+    assert backend.log_sum_exp_rows == backend.normalised_rows == 128
     for vocab, embed, dtype in ((1, 64, "bfloat16"), (300, 48, "bfloat16"), (300, 64, "float32")):
         assert backend.log_sum_exp(*arguments(vocab, dtype, embed=embed)) is None

@@ -52,12 +52,12 @@ def label_logits(
 def log_sum_exp(
     decoder: Decoder, hidden: Array, rows: Int32[Array, " rows"], *, is_sharded: bool
 ) -> Float32[Array, " rows"]:
-    """Return the log of the sum of the exponentials of all logits of some rows of `hidden`.
+    """Return the log of the sum of the exponentials of all logits of some rows of `hidden`; rows of -1 fill.
 
     Where a head is cut, each device has parts of every logit.
     """
     with jax.named_scope("log_sum_exp"):
-        hidden = hidden[rows]
+        hidden = jnp.where(rows[:, None] < 0, 0, hidden[rows])  # products skip zeros at the end
         head, cap = from_bits(decoder.head_weight), decoder.config.logit_cap
         fused = None if is_sharded else decoder.backend.log_sum_exp(hidden, head, cap)
         if fused is not None:

@@ -40,10 +40,10 @@ class SideBySide:
         """Return how many calls of `size` elements the fullest shard needs."""
         return -(-max(self.counts) // size)
 
-    def calls(self, size: int) -> Iterator[Int32[np.ndarray, "columns elements"]]:
-        """Yield the arguments of each call: `size` elements of every shard, side by side, filled up with zeros."""
+    def calls(self, size: int, filler: int = 0) -> Iterator[Int32[np.ndarray, "columns elements"]]:
+        """Yield the arguments of each call: `size` elements of every shard, side by side, filled up."""
         arguments = len(self._parts[0][1]) if self._parts else 0
-        filled = np.zeros((arguments, len(self.counts), self.num_calls(size) * size), np.int32)
+        filled = np.full((arguments, len(self.counts), self.num_calls(size) * size), filler, np.int32)
         for (shard, elements), values in self._parts:
             filled[:, shard, elements] = values
         for begin in range(0, filled.shape[2], size):

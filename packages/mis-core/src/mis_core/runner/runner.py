@@ -65,9 +65,7 @@ class Runner:
         except jax.errors.JaxRuntimeError as error:
             raise _no_room(pages * mesh.shape[DATA]) from error
         is_sharded = mesh.shape[TENSOR] > 1  # then rows are streamed
-        self._log_sum_exp_rows = (
-            self._backend.normalised_rows if is_sharded else self._backend.log_sum_exp_rows(config.embed)
-        )
+        self._log_sum_exp_rows = self._backend.normalised_rows if is_sharded else self._backend.log_sum_exp_rows
         self._sizes = token_buckets(shape.tokens)
         self._decode_sizes = [*few_rows(config, mesh.shape[TENSOR], self._backend), SLOTS]
         steps = {
@@ -179,7 +177,10 @@ class Runner:
         reads, programs, weights, few = ReadPlan(plan), self._reads, self._weights, self._backend.normalised_rows
         returned: Returned = (
             [programs.label_logits(weights, hidden, *pairs) for pairs in reads.pairs.calls(PAIRS)],
-            [programs.log_sum_exp(weights, hidden, *rows) for rows in reads.normalised.calls(self._log_sum_exp_rows)],
+            [
+                programs.log_sum_exp(weights, hidden, *rows)
+                for rows in reads.normalised.calls(self._log_sum_exp_rows, filler=-1)
+            ],
             [programs.most_probable(weights, programs.choose_rows(hidden, *rows)) for rows in reads.top.calls(few)],
             self._slots.draw(hidden, reads) if any(reads.draws) else [],
         )

@@ -64,8 +64,9 @@ class Backend(ABC):
     def create(cls, heads: HeadShape, dtype: str) -> Self:
         """Return the backend for a model that fits it."""
 
-    def log_sum_exp_rows(self, embed: int) -> int:
-        """Return how many rows of a given width one call of `log_sum_exp` takes."""
+    @property
+    def log_sum_exp_rows(self) -> int:
+        """How many rows one call of `log_sum_exp` takes."""
         return self.normalised_rows
 
     @property

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Shaped
 
-from mis_kernels.activations import capped
 from mis_kernels.backends.native import library
 from mis_kernels.backends.xla import norms, rope
 from mis_kernels.segments import NO_WINDOW, Segments
@@ -103,16 +102,19 @@ def logits(x: Float[Array, "rows embed"], weight: Shaped[Array, "vocab embed"]) 
 def log_sum_exp(
     x: Float[Array, "rows embed"], weight: Shaped[Array, "vocab embed"], cap: float | None = None
 ) -> Float32[Array, " rows"]:
-    """Return the log of the sum of the exponentials of each row's `logits`, which are held for all rows at once.
+    """Return the log of the sum of the exponentials of each row's `logits`, which are never held together.
 
     Args:
         x: bfloat16.
         weight: bfloat16, or its bits.
         cap: Of the logits; None: there is none.
     """
-    values = capped(logits(x, weight), cap)
-    highest = values.max(1)
-    return highest + jnp.log(norms.row_sum(jnp.exp(values - highest[:, None]))[:, 0])
+    out = jax.ShapeDtypeStruct((len(x),), jnp.float32)
+    call = jax.ffi.ffi_call("mis_exponentials", (out, out))
+    has_tiles = np.bool_(library.has_tiles())
+    limit = np.float32(0 if cap is None else cap)
+    highest, total = call(to_bits(x), to_bits(weight), cap=limit, has_tiles=has_tiles)
+    return highest + jnp.log(total)
 
 
 def fits_logits(embed: int) -> bool:

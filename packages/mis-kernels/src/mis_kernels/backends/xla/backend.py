@@ -131,7 +131,8 @@ class XlaCpuBackend(XlaBackend):
     vocab_chunk = 8192
     keeps_bits = True
 
-    def log_sum_exp_rows(self, embed: int) -> int:
+    @property
+    def log_sum_exp_rows(self) -> int:
         """As few as products take: small requests score few rows, and weigh nothing beside large ones."""
         return MIN_TOKENS
 
