@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from mis_bench.profile.breakdown import by_clock
+from mis_bench.profile.parts import GAPS, GLUE, PARTS, REST, part_of
 from mis_bench.profile.records import ClockLimits, ClockPart
 from mis_bench.profile.trace import REQUEST, DeviceTrace
 from mis_bench.targets.target import Target
@@ -20,16 +21,6 @@ from mis_bench.workload import Workload
 from mis_core import Engine
 from mis_core.aot.roofline import least_flops_by_part, least_glue_bytes
 from mis_core.models.config import ModelConfig, read_model_config
-
-GLUE, REST, GAPS = "norms and RoPE", "copies and the rest", "gaps"
-
-_PARTS: Mapping[str, tuple[str, ...]] = {
-    "products": ("qkv", "out", "gate_up", "down"),
-    "attention": ("attention",),
-    "head": ("label_logits", "log_sum_exp"),
-    GLUE: ("norm", "norm_rope", "final_norm"),
-}
-"""Stages of each part that has a limit."""
 
 _COPIED = 64 * 2**20  # numbers of float32, far more than caches hold
 _COPIES = 5
@@ -92,10 +83,9 @@ async def measure_limits(
 
 def clock_of_parts(stages_ns: Mapping[str | None, float]) -> dict[str, float]:
     """Add up nanoseconds by stage, `by_clock`, to seconds by part; those of no part with a limit are the rest."""
-    parts = {stage: part for part, stages in _PARTS.items() for stage in stages}
-    found = dict.fromkeys([*_PARTS, REST, GAPS], 0.0)
+    found = dict.fromkeys([*PARTS, REST, GAPS], 0.0)
     for stage, length in stages_ns.items():
-        found[GAPS if stage is None else parts.get(stage, REST)] += length / 1e9
+        found[GAPS if stage is None else part_of(stage)] += length / 1e9
     return found
 
 

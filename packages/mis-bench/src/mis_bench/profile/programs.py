@@ -8,10 +8,11 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from math import prod
 from typing import Any, NamedTuple
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from mis_bench.profile.traffic import bytes_of
 
 _UNSEEN = ("bitcast", "get-tuple-element", "tuple")
 """Kinds of instructions that a trace never shows: what reads their results reads those of their operands."""
@@ -21,9 +22,6 @@ COPY = "copy"
 
 _COPIES = {"copy", "convert", "bitcast-convert", "transpose", "reshape", "concatenate"}
 _PLAIN = {"fusion", "parameter", "constant", "bitcast", "tuple", "get-tuple-element"}
-
-_WIDTHS = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 2, 8: 4, 9: 8, 10: 2, 11: 4, 12: 8, 16: 2}
-"""Bytes of an element, by its type in `xla_data.proto`: booleans, integers, floats and bfloat16."""
 
 PROGRAM = re.compile(r"(.*)\((\d+)\)")
 """How a trace calls a program: its name and its number."""
@@ -119,15 +117,10 @@ def _described(instructions: Sequence[Any], kinds: Mapping[int, set[str]]) -> di
 
     return {
         each.name: TracedInstruction(
-            each.opcode, each.metadata.op_name, readers(each.id), call(each), _bytes(each.shape)
+            each.opcode, each.metadata.op_name, readers(each.id), call(each), bytes_of(each.shape)
         )
         for each in instructions
     }
-
-
-def _bytes(shape: Any) -> int:
-    """Return the bytes of an array, or of all arrays of a tuple."""
-    return _WIDTHS.get(shape.element_type, 0) * prod(shape.dimensions) + sum(map(_bytes, shape.tuple_shapes))
 
 
 def instructions_of(
