@@ -1,5 +1,6 @@
 """What a profile on a CPU says without a clock, and how it divides the clock."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,6 +68,42 @@ def test_a_step_calls_the_library_so_often_and_copies_only_rows(profiled: tuple[
     assert sorted(copies) == [
         ("final_norm", 1, rows), ("unattributed", 1, counter), ("unattributed", LAYERS - 1, counter)
     ]  # fmt: skip
+
+
+def test_a_step_reads_each_row_once_a_call_and_one_layer(profiled: tuple[Profile, str, Path]) -> None:
+    artifact, stdout, model = profiled
+    config = read_model_config(model)
+    heads, kv_heads, head_dim = config.attention
+    attended, projected = heads * head_dim, (heads + 2 * kv_heads) * head_dim
+    rows, scored, page_slots = 64, 32, 512 // 64
+
+    def product(depth: int, columns: int, *, matrices: int = 1, added: int = 0) -> tuple[int, int]:
+        number_of_layer = 4
+        return 2 * (rows * depth + matrices * depth * columns + added) + number_of_layer, 2 * rows * columns
+
+    hidden = rows * config.embed
+    norm = 2 * hidden + 4 * config.embed, 2 * hidden
+    of_a_layer = {
+        ("norm", "mis_rms_norm"): (2 * norm[0], 2 * norm[1]),
+        ("qkv", "mis_packed_linear"): product(config.embed, projected),
+        ("norm_rope", "mis_norm_rope"): (2 * rows * projected + 4 * 2 * (rows + 1) * head_dim, 2 * rows * projected),
+        ("attention", "mis_segment_attention"): (
+            2 * rows * projected + 4 * ((3 + page_slots) * rows + 1), 2 * rows * attended
+        ),
+        ("out", "mis_packed_linear"): product(attended, config.embed, added=hidden),
+        ("gate_up", "mis_packed_linear"): product(config.embed, config.mlp, matrices=2),
+        ("down", "mis_packed_linear"): product(config.mlp, config.embed, added=hidden),
+    }  # fmt: skip
+    expected = {call: (LAYERS * read, LAYERS * written) for call, (read, written) in of_a_layer.items()}
+    expected["final_norm", "mis_rms_norm"] = norm
+    vocab = config.vocab_size
+    expected["log_sum_exp", "mis_logits"] = 2 * (scored + vocab) * config.embed, 4 * scored * vocab
+    (steps,) = {each.count for each in artifact.calls if (each.stage, each.name) == ("final_norm", "mis_rms_norm")}
+    found = {(each.stage, each.name): each for each in artifact.calls if not each.name.startswith("copy ")}
+    assert {call: ((each.bytes_read or 0) / steps, each.bytes / steps) for call, each in found.items()} == expected
+    products = [sizes for (_, name), sizes in expected.items() if name == "mis_packed_linear"]
+    read, written = (f"{steps * sum(sizes) / 2**20:.3g}" for sizes in zip(*products, strict=True))
+    assert re.search(rf" products +{4 * LAYERS * steps} +{read} +{written} ", stdout)
 
 
 def test_parts_of_the_clock_are_held_against_their_limits(profiled: tuple[Profile, str, Path]) -> None:

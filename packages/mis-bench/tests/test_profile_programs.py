@@ -1,6 +1,18 @@
-"""Which program an operation of a CPU belongs to, whatever its number says."""
+"""Which program an operation of a CPU belongs to, whatever its number says, and how much its call reads."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
 
 from mis_bench.profile.programs import TracedInstruction, TracedProgram, instructions_of
+from mis_bench.profile.traffic import bytes_read
+from mis_kernels.backends.native import int8, packed
+from mis_kernels.quantized import QuantizedWeight
+from mis_kernels.weights import Weight
 
 NORM, DOWN = (
     TracedInstruction("fusion", "jit(step)/layers/mlp/norm/mul"),
@@ -38,3 +50,36 @@ def test_steps_that_cannot_be_told_apart_have_what_they_agree_on() -> None:
 def test_what_no_program_has_is_unknown() -> None:
     runs = {("jit_step", 1): {"fusion.9"}, ("jit_gone", 7): {"fusion.1"}}
     assert instructions_of(runs, {2: SMALL}) == {("jit_step", 1): {}, ("jit_gone", 7): {}}
+
+
+ROWS, DEPTH, COLUMNS = 4, 64, 32
+TYPES = {"int8": 2, "int32": 4, "uint8": 6, "float32": 11}
+"""Numbers of types in `xla_data.proto`."""
+
+
+def packed_in_float32(layers: int) -> packed.PackedWeight:
+    return packed.PackedWeight(packed.pack(np.ones((layers, DEPTH, COLUMNS), np.float32)))
+
+
+def tiled_in_int8(layers: int) -> int8.TiledWeight:
+    values, scales = np.ones((layers, DEPTH, COLUMNS), np.int8), np.ones((layers, COLUMNS), np.float32)
+    return int8.tile(QuantizedWeight(values, scales, block=1))
+
+
+@pytest.mark.parametrize(
+    ("stack", "call", "expected"),
+    [
+        (packed_in_float32, "mis_float32_packed_linear", 4 * (ROWS * DEPTH + DEPTH * COLUMNS) + 4),
+        (tiled_in_int8, "mis_int8_product", ROWS * (DEPTH + 4) + (DEPTH + 4) * COLUMNS + 4),
+    ],
+)
+@pytest.mark.parametrize("layers", [1, 3])
+def test_a_product_reads_one_layer_of_its_stack(
+    stack: Callable[[int], Weight], call: str, expected: int, layers: int
+) -> None:
+    weight = jax.tree.map(jnp.asarray, stack(layers))
+    traced = jax.make_jaxpr(lambda x: weight.at_layer(jnp.int32(0)).linear(x))(jnp.ones((ROWS, DEPTH)))
+    (operands,) = [each.invars for each in traced.eqns if each.params.get("target_name") == call]
+    shapes = [SimpleNamespace(element_type=TYPES[each.aval.dtype.name], dimensions=each.aval.shape, tuple_shapes=())
+              for each in operands]  # fmt: skip
+    assert bytes_read(call, shapes) == expected

@@ -105,14 +105,20 @@ def by_operation(operations: Iterable[Operation], most: int = 20) -> list[Operat
 
 
 def by_call(operations: Iterable[Operation]) -> list[CallCount]:
-    """Count calls of the native library and XLA's copies and conversions; these need no clock."""
+    """Count calls of the native library and XLA's copies and conversions, and their bytes; these need no clock."""
     alike: dict[tuple[str, str], list[Operation]] = defaultdict(list)
     for each in operations:
         if each.call:
             name = f"{COPY} {each.name}" if each.call == COPY else each.call
             alike[stage_of(each.scope), name].append(each)
     return [
-        CallCount(name=name, stage=stage, count=len(those), bytes=sum(each.bytes for each in those))
+        CallCount(
+            name=name,
+            stage=stage,
+            count=len(those),
+            bytes=sum(each.bytes for each in those),
+            bytes_read=sum(each.bytes_read for each in those),
+        )
         for (stage, name), those in sorted(alike.items())
     ]
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from mis_bench.profile.traffic import bytes_of
+from mis_bench.profile.traffic import bytes_of, bytes_read
 
 _UNSEEN = ("bitcast", "get-tuple-element", "tuple")
 """Kinds of instructions that a trace never shows: what reads their results reads those of their operands."""
@@ -57,6 +57,7 @@ class TracedInstruction(NamedTuple):
     readers: frozenset[str] = frozenset()  # names of the instructions that run on its result
     call: str = ""  # the function that a custom call calls; `COPY` of what copies or converts and computes nothing
     bytes: int = 0  # of its result
+    bytes_read: int = 0  # of its operands, as `traffic.bytes_read` counts them
 
 
 UNKNOWN = TracedInstruction("", "")
@@ -102,6 +103,7 @@ def _described(instructions: Sequence[Any], kinds: Mapping[int, set[str]]) -> di
 
     `kinds` are those of the instructions of every computation, by its number.
     """
+    shapes = {each.id: each.shape for each in instructions}
     users: dict[int, list[Any]] = defaultdict(list)
     for each in instructions:
         for number in each.operand_ids:
@@ -115,12 +117,12 @@ def _described(instructions: Sequence[Any], kinds: Mapping[int, set[str]]) -> di
         within = {each.opcode}.union(*(kinds[number] for number in each.called_computation_ids)) - _PLAIN
         return COPY if within and within <= _COPIES else each.custom_call_target
 
-    return {
-        each.name: TracedInstruction(
-            each.opcode, each.metadata.op_name, readers(each.id), call(each), bytes_of(each.shape)
-        )
-        for each in instructions
-    }
+    def described(each: Any) -> TracedInstruction:
+        name, operands = call(each), [shapes[number] for number in each.operand_ids]
+        sizes = bytes_of(each.shape), bytes_read(name, operands)
+        return TracedInstruction(each.opcode, each.metadata.op_name, readers(each.id), name, *sizes)
+
+    return {each.name: described(each) for each in instructions}
 
 
 def instructions_of(

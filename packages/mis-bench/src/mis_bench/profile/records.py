@@ -61,6 +61,11 @@ class CallCount(Part):
     stage: str
     count: int = Field(ge=1)
     bytes: int = Field(ge=0, description="Of all results together.")
+    bytes_read: int | None = Field(
+        default=None,
+        ge=0,
+        description="Of all operands together: one layer of the weights, no pages. Null before mis-profile-v5.",
+    )
 
 
 class ClockPart(Part):
@@ -137,7 +142,7 @@ class PlannedRequests(Part):
     profiled: int = Field(ge=0, description="Requests of each workload under the profiler, after the timed ones.")
 
 
-class Profile(Artifact, schema="mis-profile-v4", older=("mis-profile-v3", "mis-profile-v2")):
+class Profile(Artifact, schema="mis-profile-v5", older=("mis-profile-v4", "mis-profile-v3", "mis-profile-v2")):
     """`profile.json`."""
 
     environment: Environment

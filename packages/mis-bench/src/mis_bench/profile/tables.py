@@ -1,9 +1,10 @@
 """A profile for people."""
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from mis_bench.profile.records import ClockPart, Profile, verdicts
+from mis_bench.profile.parts import PARTS, REST, part_of
+from mis_bench.profile.records import CallCount, ClockPart, Profile, verdicts
 from mis_bench.table import Cell, Table
 
 
@@ -22,9 +23,7 @@ def _tables(result: Profile) -> Iterator[Table]:
     rows = [(each.name, each.ms, f"{result.share(each):.1%}", each.count) for each in result.stages]
     yield Table.of_cells("Operations by stage", ["stage", "ms", "share", "count"], rows)
     yield from _limits(result)
-    header = ["call", "stage", "times", "MiB of results"]
-    calls = [(each.name, each.stage, each.count, each.bytes / 2**20) for each in result.calls]
-    yield Table.of_cells("Calls of the native library, and copies and conversions by XLA", header, calls)
+    yield from _calls(result)
     rows = [(each.name, each.ms, each.count) for each in result.host]
     yield Table.of_cells("Marks of the host", ["mark", "ms", "count"], rows)
     if result.scenario == "kernels":
@@ -42,6 +41,26 @@ def _tables(result: Profile) -> Iterator[Table]:
     tensors = sorted(result.memory[-1].tensors.items(), key=lambda each: -each[1].mib) if result.memory else []
     rows = [(name, each.mib, str(each.shape), each.dtype) for name, each in tensors]
     yield Table.of_cells("What stays on the devices", ["tensor", "MiB", "shape", "type"], rows)
+
+
+def _calls(result: Profile) -> Iterator[Table]:
+    """Yield calls and their bytes, one by one and by part of a step."""
+    caption = "Calls of the native library, and copies and conversions by XLA"
+    sizes = ["times", "MiB read", "MiB written"]
+    rows = [(each.name, each.stage, *_sizes([each])) for each in result.calls]
+    yield Table.of_cells(caption, ["call", "stage", *sizes], rows)
+    parts: dict[str, list[CallCount]] = {part: [] for part in (*PARTS, REST)}
+    for each in result.calls:
+        parts[part_of(each.stage)].append(each)
+    rows = [(part, *_sizes(calls)) for part, calls in parts.items() if calls]
+    yield Table.of_cells(f"{caption}, by part", ["part", *sizes], rows)
+
+
+def _sizes(calls: Sequence[CallCount]) -> tuple[int, float | None, float]:
+    """Return how many calls there are, and the MiB that they read and write."""
+    read = [each.bytes_read for each in calls if each.bytes_read is not None]
+    written = sum(each.bytes for each in calls)
+    return sum(each.count for each in calls), sum(read) / 2**20 if read else None, written / 2**20
 
 
 def _limits(result: Profile) -> Iterator[Table]:
