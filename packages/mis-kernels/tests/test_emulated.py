@@ -1,7 +1,6 @@
 """Every native path on any x86-64 CPU: instructions that it lacks are emulated, as they are described, and counted."""
 
 import ctypes
-import json
 import os
 import subprocess
 import sys
@@ -33,10 +32,11 @@ from emulation import (
     OURS,
     SINGLE,
     compiled,
+    counted_by,
     environment,
 )
-from kernel_cases import Case
 from single_instructions import SMALLEST, call, flushed, numbers
+from tile_counts import Tiles, of_attention, of_logits, of_product
 
 ROOT = KERNELS.parents[1]
 pytestmark = pytest.mark.skipif("MIS_MAX_ISA" in os.environ, reason="needs a CPU without a limit: sets its own")
@@ -206,21 +206,14 @@ def test_native_paths_pass_on_emulated_instructions(largest: str, selected: tupl
 
 @pytest.fixture(scope="module")
 def counts() -> dict[str, dict[str, int]]:
-    env = {
-        **os.environ,
-        **environment("AMX"),
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "support"), *sys.path]),
-    }
-    program = Path(__file__).parent / "support" / "count_tiles.py"
-    done = subprocess.run([sys.executable, str(program)], env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return counted_by(Path(__file__).parent / "support" / "count_tiles.py")
 
 
 def test_a_product_loads_one_tile_for_each_multiplication(counts: dict[str, dict[str, int]]) -> None:
     found, blocks, passes = counts["product"], ROWS * COLUMNS // 32**2, -(-DEPTH // 512)
-    assert found["multiplied_bfloat16"] == ROWS * COLUMNS * DEPTH // (16 * 16 * 32)
-    assert found["loaded"] == found["multiplied_bfloat16"] + 4 * blocks * (passes - 1)  # sums of the passes before
+    tiles = Tiles.counted(found)
+    assert tiles == of_product(ROWS, DEPTH, COLUMNS)
+    assert tiles.loaded == tiles.multiplied + 4 * blocks * (passes - 1)  # sums of the passes before
     assert found["stored"] == 4 * blocks * passes
     assert (found["zeroed"], found["multiplied_int8"]) == (4 * blocks, 0)
 
@@ -230,8 +223,7 @@ def test_a_product_of_few_rows_has_no_others(counts: dict[str, dict[str, int]], 
     """Weights are loaded once, and sums stay in tiles over the whole depth."""
     found, halves, weights = counts[f"product of {rows}"], -(-rows // 16), COLUMNS * DEPTH // (16 * 32)
     assert found["rows"] == rows * weights
-    assert found["multiplied_bfloat16"] == halves * weights
-    assert found["loaded"] == weights + halves * weights // 2  # rows once for two tiles of weights
+    assert Tiles.counted(found) == of_product(rows, DEPTH, COLUMNS)
     assert found["zeroed"] == found["stored"] == halves * COLUMNS // 16
     assert found["configured"] <= COLUMNS // 32  # once for each thread
 
@@ -239,10 +231,9 @@ def test_a_product_of_few_rows_has_no_others(counts: dict[str, dict[str, int]], 
 @pytest.mark.parametrize("rows", LOGIT_ROWS)
 def test_logits_load_each_token_once_for_32_rows(counts: dict[str, dict[str, int]], rows: int) -> None:
     found, depth = counts[f"logits of {rows}"], EMBED // 32
-    row_tiles, row_strips, token_tiles, token_strips = -(-rows // 16), -(-rows // 32), -(-VOCAB // 16), -(-VOCAB // 32)
+    row_tiles, token_tiles = -(-rows // 16), -(-VOCAB // 16)
     assert found["rows"] == VOCAB * row_tiles * depth  # the rows of these products are tokens
-    assert found["multiplied_bfloat16"] == token_tiles * row_tiles * depth
-    assert found["loaded"] == (token_tiles * row_strips + row_tiles * token_strips) * depth
+    assert Tiles.counted(found) == of_logits(rows, EMBED, VOCAB)
     assert found["stored"] == found["zeroed"] == token_tiles * row_tiles
 
 
@@ -268,30 +259,6 @@ def test_a_product_in_int8_has_no_other_rows(counts: dict[str, dict[str, int]], 
     assert found["loaded"] == (halves * pairs + strips * tiles) * depth + sums_again
 
 
-def least_products(case: Case) -> int:
-    """Count products for what each 32 rows of a head see: keys by 32, of logits and of values, rows by 16.
-
-    Padding fills up the last rows of those that have a context.
-    """
-    width = case.head_dim // 32
-
-    def of_rows(seen: list[int]) -> int:
-        total = 0
-        for strip in (seen[first : first + 32] for first in range(0, len(seen), 32)):
-            halves = 2 if len(strip) > 16 else 1
-            total += -(-max(strip) // 32) * width * halves * (2 + 2)
-        return total
-
-    total, blocks = 0, {}
-    for segment in case.segments:
-        context = case.contexts[segment.context]
-        blocks.setdefault(segment.context, []).extend([context] * segment.length * case.group)
-        total += of_rows([position + 1 for position in range(segment.length) for _ in range(case.group)])
-    padding = case.layout("xla")[0].num_tokens - sum(segment.length for segment in case.segments)
-    blocks[case.segments[-1].context] += [0] * padding * case.group
-    return case.kv_heads * (total + sum(map(of_rows, blocks.values())))
-
-
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention_multiplies_no_keys_that_nobody_sees(counts: dict[str, dict[str, int]], name: str) -> None:
-    assert counts[name]["multiplied_bfloat16"] == least_products(ATTENTION[name])
+    assert Tiles.counted(counts[name]) == of_attention(ATTENTION[name])

@@ -3,9 +3,14 @@
 import ctypes
 import hashlib
 import importlib.util
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,3 +83,12 @@ def take_counts() -> dict[str, int]:
     counts = np.zeros(len(COUNTED), np.int64)
     ctypes.CDLL(str(library.path())).mis_take_tile_counts(counts.ctypes.data_as(ctypes.c_void_p))
     return dict(zip(COUNTED, counts.tolist(), strict=True))
+
+
+def counted_by(program: Path, *arguments: str) -> Any:
+    """Return the JSON that a program prints last, run where tiles are emulated and this process's modules are found."""
+    env = {**os.environ, **environment("AMX"), "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    command = [sys.executable, str(program), *arguments]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
