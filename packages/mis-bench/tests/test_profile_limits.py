@@ -42,9 +42,14 @@ def profiled(
     return found, result.stdout, model
 
 
+def steps_of(artifact: Profile) -> int:
+    (steps,) = [each.count for each in artifact.calls if (each.stage, each.name) == ("final_norm", "mis_rms_norm")]
+    return steps
+
+
 def test_a_step_calls_the_library_so_often_and_copies_only_rows(profiled: tuple[Profile, str, Path]) -> None:
     artifact, *_ = profiled
-    (steps,) = {each.count for each in artifact.calls if (each.stage, each.name) == ("final_norm", "mis_rms_norm")}
+    steps = steps_of(artifact)
     calls = {
         (each.stage, each.name): each.count / steps for each in artifact.calls if not each.name.startswith("copy ")
     }
@@ -98,7 +103,7 @@ def test_a_step_reads_each_row_once_a_call_and_one_layer(profiled: tuple[Profile
     expected["final_norm", "mis_rms_norm"] = norm
     vocab = config.vocab_size
     expected["log_sum_exp", "mis_logits"] = 2 * (scored + vocab) * config.embed, 4 * scored * vocab
-    (steps,) = {each.count for each in artifact.calls if (each.stage, each.name) == ("final_norm", "mis_rms_norm")}
+    steps = steps_of(artifact)
     found = {(each.stage, each.name): each for each in artifact.calls if not each.name.startswith("copy ")}
     assert {call: ((each.bytes_read or 0) / steps, each.bytes / steps) for call, each in found.items()} == expected
     products = [sizes for (_, name), sizes in expected.items() if name == "mis_packed_linear"]

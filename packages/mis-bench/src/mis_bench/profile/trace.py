@@ -43,7 +43,7 @@ class Operation(NamedTuple):
     end_ns: float
     call: str = ""  # as `TracedInstruction` has it
     bytes: int = 0  # of its result
-    bytes_read: int = 0
+    bytes_read: int = 0  # of its operands
 
     @property
     def ms(self) -> float:
@@ -121,8 +121,8 @@ def _of_cpu(device: str, events: Iterable[Any], programs: Programs) -> Iterator[
         found = instructions[run].get(name, UNKNOWN)
         after = (begins[run, each] for each in (name, *found.readers) if (run, each) in begins)
         following = [those[index] for those in after if (index := bisect_right(those, begin)) < len(those)]
-        over, sizes = min([end, *following]), (found.bytes, found.bytes_read)
-        yield Operation(device, run[0], name, found.kind, found.scope, begin, over, found.call, *sizes)
+        what, over = (device, run[0], name, found.kind, found.scope), min([end, *following])
+        yield Operation(*what, begin, over, found.call, found.bytes, found.bytes_read)
 
 
 def _of_gpu(device: str, events: Iterable[Any], programs: Programs) -> Iterator[Operation]:

@@ -65,7 +65,7 @@ def summarize(results: Results) -> Summary:
         mine = results.of(case)
         rows += [judged(row, case, mine, fits=case.target in fitting) for row in rows_of(case, mine)]
     reference = plan.reference_among(each.target for each in results.opened if each.about is not None)
-    rows = with_winner(plan, _with_ratios(plan, flag_slow_warm_rows(with_limits(rows, results)), results))
+    rows = with_winner(plan, _with_ratios(flag_slow_warm_rows(with_limits(rows, results)), results))
     limits_missed = list(failed_gates(plan.gates, rows))
     apart = list(deltas(results, rows, reference)) if plan.preset == "compare" else []
     of_preset: Iterator[str] = iter(())
@@ -88,12 +88,12 @@ def summarize(results: Results) -> Summary:
     )
 
 
-def _with_ratios(plan: Plan, rows: Sequence[Row], results: Results) -> list[Row]:
+def _with_ratios(rows: Sequence[Row], results: Results) -> list[Row]:
     """Return the rows with their ratios, round by round, to the reference's fastest row of the same calls.
 
     Targets that take turns have a reference among them, as for their scores.
     """
-    opened = [each.target for each in results.opened if each.about is not None]
+    plan, opened = results.plan, [each.target for each in results.opened if each.about is not None]
     found = []
     for row in rows:
         reference = plan.reference_among(name for name in opened if plan.are_open_together(name, row.target))
