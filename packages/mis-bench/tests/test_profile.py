@@ -56,7 +56,8 @@ def model(checkpoint_factory: Callable[..., Path]) -> Path:
 
 
 def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["profile", *(str(each) for each in arguments)])
+    """Run a profile; what it does not turn into a message is raised, so that a test that fails says why."""
+    return CliRunner().invoke(main, ["profile", *(str(each) for each in arguments)], catch_exceptions=False)
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ def profiled(
     engine = ("dtype=bfloat16", "chunked_prefill_size=256", "context_length=512", "skip_warmup=true")
     options = [part for option in engine for part in ("--option", option)]
     arguments = ("--scenario", "kernels", "--model", str(model), "--workload", SMALL, "--output", str(folder))
-    result = CliRunner().invoke(main, ["profile", *arguments, *options])
+    result = CliRunner().invoke(main, ["profile", *arguments, *options], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     found = read_artifact(folder / "profile.json")
     assert isinstance(found, Profile)
