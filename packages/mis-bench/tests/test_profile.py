@@ -37,11 +37,13 @@ def _compiled_here() -> Iterator[None]:
 @contextmanager
 def kept_steps(folder: Path | None) -> Iterator[None]:
     """Keep compiled steps in a folder, or nowhere, until the block ends."""
-    names = ("jax_enable_compilation_cache", "jax_compilation_cache_dir")
+    shortest = "jax_persistent_cache_min_compile_time_secs"
+    names = ("jax_enable_compilation_cache", "jax_compilation_cache_dir", shortest)
     before = {name: getattr(jax.config, name) for name in names}
     try:
         jax.config.update("jax_enable_compilation_cache", folder is not None)
         jax.config.update("jax_compilation_cache_dir", str(folder) if folder else before["jax_compilation_cache_dir"])
+        jax.config.update(shortest, 0.0)  # steps are kept however fast they were compiled
         compilation_cache.reset_cache()  # JAX looks at its configuration once
         yield
     finally:
