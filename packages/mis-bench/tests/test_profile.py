@@ -19,6 +19,8 @@ from mis_bench.profile.recording import recording_here
 from mis_bench.profile.records import Profile, verdicts
 from mis_bench.profile.trace import REQUEST, read_trace
 from mis_core import Engine
+from mis_core.aot.roofline import least_glue_bytes
+from mis_core.models.config import read_model_config
 from mis_testing.server import RunningServer, running_server
 
 SMALL = "probe-30-6-5"  # steps of 64 tokens: each engine compiles one size
@@ -112,6 +114,14 @@ def test_every_stage_of_the_model_is_told_apart(profiled) -> None:
     shares = {each.name: artifact.share(each) for each in artifact.stages}
     assert set(STAGES) - {"unattributed"} <= set(shares)
     assert sum(shares.values()) == pytest.approx(1)
+
+
+def test_norms_in_float32_move_twice_the_bytes_of_bfloat16(model: Path, profiled) -> None:
+    _, artifact, _ = profiled("kernels")
+    (norms,) = [each for each in artifact.limits.parts if each.name == "norms and RoPE"]
+    request = {"query": range(30), "items": [range(5)] * 6}
+    in_bfloat16 = least_glue_bytes(read_model_config(model), request)
+    assert norms.work == len(artifact.points[0].profiled) * 2 * in_bfloat16
 
 
 def test_hot_spots_are_printed(profiled) -> None:

@@ -64,7 +64,7 @@ async def measure_limits(
     rates = {"MIS": ours} | ({} if others is None else {"PyTorch": others})
     copied = copy_rate()
     spans = [(mark.begin_ns, mark.end_ns) for mark in trace.marks if mark.name == REQUEST]
-    work = _work(config, workload)
+    work = _work(config, workload, engine.config.dtype)
 
     def part(name: str, seconds: float) -> ClockPart:
         all_work = len(spans) * work.get(name, 0.0)
@@ -101,9 +101,9 @@ def copy_rate() -> float:
     return best
 
 
-def _work(config: ModelConfig, workload: Workload) -> dict[str, float]:
+def _work(config: ModelConfig, workload: Workload, dtype: str) -> dict[str, float]:
     flops = least_flops_by_part(config, workload.request, normalised=not workload.apply_softmax)
-    glue = least_glue_bytes(config, workload.request)
+    glue = least_glue_bytes(config, workload.request, jnp.dtype(dtype).itemsize)
     return {"products": flops.products, "attention": flops.attention, "head": flops.head, GLUE: glue}
 
 

@@ -82,8 +82,8 @@ def least_flops_by_part(config: ModelConfig, request: Mapping[str, Any], *, norm
     return LeastFlops(float(products), float(attention), float(head), float(recurrence))
 
 
-def least_glue_bytes(config: ModelConfig, request: Mapping[str, Any]) -> float:
-    """Return the bytes that norms and RoPE of one request read and write, each row once, in bfloat16.
+def least_glue_bytes(config: ModelConfig, request: Mapping[str, Any], item_bytes: int = ITEM_BYTES) -> float:
+    """Return the bytes that norms and RoPE of one request read and write, each row once, of numbers of `item_bytes`.
 
     Every layer norms its rows twice, and rotates queries and keys after the first; keys and values lie beside them. The
     second norm of the last layer, and the final norm, are for scored tokens only. Norms after a layer's parts, which
@@ -94,7 +94,7 @@ def least_glue_bytes(config: ModelConfig, request: Mapping[str, Any]) -> float:
     heads, kv_heads, head_dim = config.attention
     norms = (2 * len(config.layers) - 1) * tokens + 2 * items
     rotated = len(attention_layers(config.layers)) * tokens * (heads + 2 * kv_heads) * head_dim
-    return float(2 * ITEM_BYTES * (norms * config.embed + rotated))
+    return float(2 * item_bytes * (norms * config.embed + rotated))
 
 
 def chunk_flops(shape: RecurrentShape, rows: Any, *, is_last: bool) -> Any:
