@@ -47,6 +47,15 @@ def test_steps_that_cannot_be_told_apart_have_what_they_agree_on() -> None:
     assert found["jit_step", 1] == {"fusion.1": NORM, "fusion.3": DOWN}
 
 
+def test_sizes_count_only_where_steps_agree_on_them() -> None:
+    norm = NORM._replace(bytes=8, bytes_read=4)
+    one, other = (
+        TracedProgram("jit_step", {"fusion.1": norm, "fusion.2": DOWN._replace(bytes=size)}) for size in (16, 32)
+    )
+    found = instructions_of({("jit_step", 9): {"fusion.1", "fusion.2"}}, {1: one, 2: other})["jit_step", 9]
+    assert found == {"fusion.1": norm, "fusion.2": DOWN}
+
+
 def test_what_no_program_has_is_unknown() -> None:
     runs = {("jit_step", 1): {"fusion.9"}, ("jit_gone", 7): {"fusion.1"}}
     assert instructions_of(runs, {2: SMALL}) == {("jit_step", 1): {}, ("jit_gone", 7): {}}

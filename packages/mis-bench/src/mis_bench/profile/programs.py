@@ -154,16 +154,22 @@ def _fitting(name: str, ran: Collection[str], programs: Programs) -> list[int]:
 
 
 def _agreed(programs: Sequence[Mapping[str, TracedInstruction]]) -> Mapping[str, TracedInstruction]:
-    """Return the instructions that are the same in all programs that have one of that name."""
+    """Return the instructions that are the same in all programs that have one of that name, with their common readers.
+
+    Sizes that differ are unknown, and 0.
+    """
     found: dict[str, list[TracedInstruction]] = defaultdict(list)
     for program in programs:
         for name, instruction in program.items():
             found[name].append(instruction)
-    return {
-        name: first._replace(readers=first.readers.intersection(*(each.readers for each in others)))
-        for name, (first, *others) in found.items()
-        if all(each[:2] == first[:2] for each in others)
-    }
+    agreed: dict[str, TracedInstruction] = {}
+    for name, (first, *others) in found.items():
+        if all(each[:2] == first[:2] for each in others):
+            readers = first.readers.intersection(*(each.readers for each in others))
+            sizes = {(each.bytes, each.bytes_read) for each in (first, *others)}
+            written, read = sizes.pop() if len(sizes) == 1 else (0, 0)
+            agreed[name] = first._replace(readers=readers, bytes=written, bytes_read=read)
+    return agreed
 
 
 def by_kernel(program: Mapping[str, TracedInstruction]) -> Mapping[str, TracedInstruction]:
