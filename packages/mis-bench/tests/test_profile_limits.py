@@ -80,7 +80,7 @@ def test_a_step_reads_each_row_once_a_call_and_one_layer(profiled: tuple[Profile
     config = read_model_config(model)
     heads, kv_heads, head_dim = config.attention
     attended, projected = heads * head_dim, (heads + 2 * kv_heads) * head_dim
-    rows, scored, page_slots = 64, 32, 512 // 64
+    rows, scored, page_slots = 64, 128, 512 // 64
 
     def product(depth: int, columns: int, *, matrices: int = 1, added: int = 0) -> tuple[int, int]:
         number_of_layer = 4
@@ -102,7 +102,7 @@ def test_a_step_reads_each_row_once_a_call_and_one_layer(profiled: tuple[Profile
     expected = {call: (LAYERS * read, LAYERS * written) for call, (read, written) in of_a_layer.items()}
     expected["final_norm", "mis_rms_norm"] = norm
     vocab = config.vocab_size
-    expected["log_sum_exp", "mis_logits"] = 2 * (scored + vocab) * config.embed, 4 * scored * vocab
+    expected["log_sum_exp", "mis_exponentials"] = 2 * (scored + vocab) * config.embed, 2 * 4 * scored
     steps = steps_of(artifact)
     found = {(each.stage, each.name): each for each in artifact.calls if not each.name.startswith("copy ")}
     assert {call: ((each.bytes_read or 0) / steps, each.bytes / steps) for call, each in found.items()} == expected
