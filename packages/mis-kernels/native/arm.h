@@ -127,6 +127,9 @@ inline __m512i _mm512_setzero_si512() { return _mm512_set1_epi32(0); }
 inline __m512 _mm512_castsi512_ps(__m512i x) {
   return mis::neon::floats([&](int i) { return vreinterpretq_f32_s32(x.part[i]); });
 }
+inline __m512i _mm512_castps_si512(__m512 x) {
+  return mis::neon::words([&](int i) { return vreinterpretq_s32_f32(x.part[i]); });
+}
 
 // Arithmetic on float32.
 
@@ -217,6 +220,11 @@ inline __m512i _mm512_sub_epi32(__m512i x, __m512i y) {
 inline __m512i _mm512_slli_epi32(__m512i x, unsigned places) {
   return mis::neon::words([&](int i) { return vshlq_s32(x.part[i], vdupq_n_s32(places)); });
 }
+inline __m512i _mm512_srli_epi32(__m512i x, unsigned places) {
+  return mis::neon::words([&](int i) {
+    return vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(x.part[i]), vdupq_n_s32(-static_cast<int>(places))));
+  });
+}
 inline __m512i _mm512_dpbusd_epi32(__m512i sums, __m512i x, __m512i y) {
   return mis::neon::words([&](int i) {
     return vusdotq_s32(sums.part[i], vreinterpretq_u8_s32(x.part[i]), vreinterpretq_s8_s32(y.part[i]));
@@ -236,6 +244,10 @@ inline __m512i _mm512_cvtps_epi32(__m512 x) {  // of what is too large, and of N
 }
 inline __m512 _mm512_cvtepi32_ps(__m512i x) {
   return mis::neon::floats([&](int i) { return vcvtq_f32_s32(x.part[i]); });
+}
+inline __m256i _mm512_cvtepi32_epi16(__m512i x) {
+  const auto half = [&](int i) { return vreinterpretq_u16_s16(mis::neon::narrowed(x.part[i], x.part[i + 1])); };
+  return {{half(0), half(2)}};
 }
 inline __m128i _mm512_cvtepi32_epi8(__m512i x) {
   const int8x8_t low = vmovn_s16(mis::neon::narrowed(x.part[0], x.part[1]));

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
+#include <type_traits>
 
 #include "parallel.h"
 #include "registers.h"
@@ -16,7 +18,7 @@ namespace {
 
 constexpr int64_t kVector = 16;  // numbers of 32 bits in a vector
 constexpr int64_t kLargestBlock = 64;
-constexpr int kOffset = 128;     // the vectors' instruction takes unsigned rows: their integers have this added
+constexpr uint32_t kOffset = 128;  // the vectors' instruction takes unsigned weights: their integers have this added
 constexpr int64_t kDepth = 1024;  // summands of one pass in tiles: 32 columns of weights stay in the first-level cache
 constexpr int64_t kRows = 192, kColumns = 256;    // of a unit of work, if there are enough units for all threads
 constexpr int kRegisterRows = kRegisters / 5, kRegisterTiles = 4;  // 6 rows with AVX-512: their sums are 24 registers
@@ -42,65 +44,73 @@ void turn(__m512* x, int64_t vectors) {
   }
 }
 
-// Quantises one row of `size` numbers, a multiple of 16 and of `block`, to bytes that have an
-// offset added; returns its scale, NaN if any is.
-template <typename Number>
-float quantize(const Number* x, int64_t size, int64_t block, int offset, float* turned, uint8_t* to) {
-  __m512 part[kLargestBlock / kVector], largest = _mm512_setzero_ps();
-  const int64_t vectors = std::max(block / kVector, int64_t{1});
-  __mmask16 is_nan = 0;  // maxima ignore NaN
-  for (int64_t begin = 0; begin < size; begin += vectors * kVector) {
-    for (int64_t i = 0; i < vectors; ++i) part[i] = widened(x + begin + i * kVector);
-    if (block > 1) turn(part, vectors);
-    for (int64_t i = 0; i < vectors; ++i) {
-      _mm512_store_ps(turned + begin + i * kVector, part[i]);
-      is_nan |= _mm512_cmp_ps_mask(part[i], part[i], _CMP_UNORD_Q);
-      largest = _mm512_max_ps(largest, _mm512_abs_ps(part[i]));
+// Rows of activations as products take them: turned, they are `values * scales`.
+struct QuantizedRows {
+  int8_t* values;   // [rows, in]
+  float* scales;    // [rows], NaN if any number of the row is, or infinite
+  int32_t* starts;  // [rows], what sums with weights that have kOffset added begin with
+  int64_t in;
+
+  // Quantises one row of a multiple of 16 and of `block` numbers; there is room for it in `turned`.
+  template <typename Number>
+  void quantize(const Number* x, int64_t row, int64_t block, float* turned) const {
+    __m512 part[kLargestBlock / kVector], largest = _mm512_setzero_ps();
+    const int64_t vectors = std::max(block / kVector, int64_t{1});
+    __mmask16 is_nan = 0;  // maxima ignore NaN
+    for (int64_t begin = 0; begin < in; begin += vectors * kVector) {
+      for (int64_t i = 0; i < vectors; ++i) part[i] = widened(x + row * in + begin + i * kVector);
+      if (block > 1) turn(part, vectors);
+      for (int64_t i = 0; i < vectors; ++i) {
+        _mm512_store_ps(turned + begin + i * kVector, part[i]);
+        is_nan |= _mm512_cmp_ps_mask(part[i], part[i], _CMP_UNORD_Q);
+        largest = _mm512_max_ps(largest, _mm512_abs_ps(part[i]));
+      }
     }
-  }
-  const float most = _mm512_reduce_max_ps(largest);
-  const __m512 inverse = _mm512_set1_ps(most > 0 ? 127.0f / most : 0.0f);
-  for (int64_t i = 0; i < size; i += kVector) {
-    const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(turned + i), inverse));  // to even
-    const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_add_epi32(rounded, _mm512_set1_epi32(offset)));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), bytes);
-  }
-  return is_nan || std::isinf(most) ? std::numeric_limits<float>::quiet_NaN() : most / 127.0f;
-}
-
-template <typename Number>
-void quantize_all(ffi::ThreadPool pool, const Number* x, int64_t rows, int64_t size, int64_t block, int offset,
-                  uint8_t* to, float* scales) {
-  constexpr int64_t kRowsHere = 32;
-  const auto some = [=](int64_t unit) {
-    thread_local Buffer<float> turned;
-    for (int64_t row = unit * kRowsHere; row < std::min(rows, (unit + 1) * kRowsHere); ++row) {
-      scales[row] = quantize(x + row * size, size, block, offset, turned.ensure(size), to + row * size);
+    const float most = _mm512_reduce_max_ps(largest);
+    const __m512 inverse = _mm512_set1_ps(most > 0 ? 127.0f / most : 0.0f);
+    __m512i sums = _mm512_setzero_si512();
+    for (int64_t i = 0; i < in; i += kVector) {
+      const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(turned + i), inverse));  // to even
+      sums = _mm512_add_epi32(sums, rounded);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(values + row * in + i), _mm512_cvtepi32_epi8(rounded));
     }
-  };
-  for_each(pool, (rows + kRowsHere - 1) / kRowsHere, some);
-}
-
-ffi::Error quantize_rows(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> values,
-                         ffi::ResultBuffer<ffi::F32> scales, int64_t block) {
-  const int64_t rows = x.dimensions()[0], size = x.dimensions()[1];
-  uint8_t* to = static_cast<uint8_t*>(values->untyped_data());
-  const int offset = values->element_type() == ffi::S8 ? 0 : kOffset;
-  if (x.element_type() == ffi::F32) {
-    quantize_all(pool, x.typed_data<float>(), rows, size, block, offset, to, scales->typed_data());
-  } else {
-    quantize_all(pool, x.typed_data<uint16_t>(), rows, size, block, offset, to, scales->typed_data());
+    scales[row] = is_nan || std::isinf(most) ? std::numeric_limits<float>::quiet_NaN() : most / 127.0f;
+    starts[row] = static_cast<int32_t>(0 - kOffset * total(sums));
   }
-  return ffi::Error::Success();
+
+  static uint32_t total(__m512i sums) {
+    alignas(64) uint32_t each[kVector];  // unsigned: of a row with NaN they may overflow
+    _mm512_store_si512(each, sums);
+    return std::accumulate(each, each + kVector, 0u);
+  }
+};
+
+// Rounds numbers to bfloat16, to nearest even, in the lower half of each; in integers, since a CPU may multiply int8 and
+// not have bfloat16. No NaN here has bits in the half that is cut off, whose rounding would make a number of it.
+__m512i rounded_bits(__m512 x) {
+  const __m512i bits = _mm512_castps_si512(x), odd = _mm512_srli_epi32(_mm512_slli_epi32(bits, 15), 31);
+  return _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
 }
 
-// Adds the products of rows and 16 columns of weights, `depth` summands, to sums that begin as `start`.
+void store(float* to, __m512 x) { _mm512_storeu_ps(to, x); }
+void store(uint16_t* to, __m512 x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(rounded_bits(x)));
+}
+
+// A product as it would be written, in float32.
+template <typename Number>
+__m512 rounded(__m512 x) {
+  return std::is_same_v<Number, float> ? x : _mm512_castsi512_ps(_mm512_slli_epi32(rounded_bits(x), 16));
+}
+
+// Computes the products of rows and kWidth times 16 columns of weights, with kOffset; `stride` is between rows of sums.
 template <int kHeight, int kWidth>
-void multiply(const uint8_t* x, const int8_t* weights, int64_t depth, const __m512i* start, int32_t* sums,
+[[gnu::always_inline]] inline void multiply(const int8_t* x, const uint8_t* weights, int64_t depth, const int32_t* starts, int32_t* sums,
               int64_t stride) {
   __m512i sum[kHeight][kWidth];
   for (int r = 0; r < kHeight; ++r) {
-    for (int t = 0; t < kWidth; ++t) sum[r][t] = start[t];
+    const __m512i start = _mm512_set1_epi32(starts[r]);
+    for (int t = 0; t < kWidth; ++t) sum[r][t] = start;
   }
   for (int64_t k = 0; k < depth; k += 4) {
     __m512i w[kWidth];
@@ -109,7 +119,7 @@ void multiply(const uint8_t* x, const int8_t* weights, int64_t depth, const __m5
       int32_t four;
       std::memcpy(&four, x + r * depth + k, 4);
       const __m512i row = _mm512_set1_epi32(four);
-      for (int t = 0; t < kWidth; ++t) sum[r][t] = _mm512_dpbusd_epi32(sum[r][t], row, w[t]);
+      for (int t = 0; t < kWidth; ++t) sum[r][t] = _mm512_dpbusd_epi32(sum[r][t], w[t], row);
     }
   }
   for (int r = 0; r < kHeight; ++r) {
@@ -117,21 +127,13 @@ void multiply(const uint8_t* x, const int8_t* weights, int64_t depth, const __m5
   }
 }
 
-// Computes sums of rows, with kOffset, and of kWidth times 16 columns; `stride` is between rows of sums.
+// Does so for any number of rows.
 template <int kWidth>
-void multiply_all(const uint8_t* x, int64_t rows, const int8_t* weights, int64_t depth, int32_t* sums, int64_t stride) {
-  __m512i added[kWidth];  // by kOffset
-  for (int t = 0; t < kWidth; ++t) added[t] = _mm512_setzero_si512();
-  for (int64_t k = 0; k < depth; k += 4) {
-    for (int t = 0; t < kWidth; ++t) {
-      const __m512i w = _mm512_loadu_si512(weights + (t * depth + k) * kVector);
-      added[t] = _mm512_dpbusd_epi32(added[t], _mm512_set1_epi8(static_cast<char>(kOffset)), w);
-    }
-  }
-  __m512i start[kWidth];
-  for (int t = 0; t < kWidth; ++t) start[t] = _mm512_sub_epi32(_mm512_setzero_si512(), added[t]);
+void multiply_all(const int8_t* x, int64_t rows, const uint8_t* weights, int64_t depth, const int32_t* starts,
+                  int32_t* sums, int64_t stride) {
   for (int64_t row = 0; row < rows; row += kRegisterRows) {
-    const uint8_t* from = x + row * depth;
+    const int8_t* from = x + row * depth;
+    const int32_t* start = starts + row;
     int32_t* to = sums + row * stride;
     switch (std::min<int64_t>(kRegisterRows, rows - row)) {
       case 6: multiply<6, kWidth>(from, weights, depth, start, to, stride); break;
@@ -144,122 +146,146 @@ void multiply_all(const uint8_t* x, int64_t rows, const int8_t* weights, int64_t
   }
 }
 
-// Computes sums of rows and of columns, in multiples of 16.
-void multiply_columns(const uint8_t* x, int64_t rows, const int8_t* weights, int64_t columns, int64_t depth,
-                      int32_t* sums, int64_t stride) {
+// Does so for columns in multiples of 16.
+void multiply_columns(const int8_t* x, int64_t rows, const uint8_t* weights, int64_t columns, int64_t depth,
+                      const int32_t* starts, int32_t* sums, int64_t stride) {
   for (int64_t n = 0; n < columns; n += kRegisterTiles * kVector) {
-    const int8_t* w = weights + n * depth;
+    const uint8_t* w = weights + n * depth;
     switch (std::min<int64_t>(kRegisterTiles, (columns - n) / kVector)) {
-      case 4: multiply_all<4>(x, rows, w, depth, sums + n, stride); break;
-      case 3: multiply_all<3>(x, rows, w, depth, sums + n, stride); break;
-      case 2: multiply_all<2>(x, rows, w, depth, sums + n, stride); break;
-      default: multiply_all<1>(x, rows, w, depth, sums + n, stride);
+      case 4: multiply_all<4>(x, rows, w, depth, starts, sums + n, stride); break;
+      case 3: multiply_all<3>(x, rows, w, depth, starts, sums + n, stride); break;
+      case 2: multiply_all<2>(x, rows, w, depth, starts, sums + n, stride); break;
+      default: multiply_all<1>(x, rows, w, depth, starts, sums + n, stride);
     }
   }
 }
 
-// Does so in tile registers, for a depth of a multiple of 64.
-void multiply_columns_in_tiles(const uint8_t* x, int64_t rows, const int8_t* weights, int64_t columns, int64_t depth,
+// Does so in tile registers, with weights as they are, for a depth of a multiple of 64.
+void multiply_columns_in_tiles(const int8_t* x, int64_t rows, const int8_t* weights, int64_t columns, int64_t depth,
                                int32_t* sums, int64_t stride) {
-  const int8_t* integers = reinterpret_cast<const int8_t*>(x);
   const int64_t pass = rows <= kStrip ? depth : kDepth;  // few rows read their weights in the order in which they lie
   for (int64_t begin = 0; begin < depth; begin += pass) {
     const int64_t tiles = std::min(pass, depth - begin) / 64;
     for (int64_t n = 0; n < columns; n += 32) {
       const PackedColumns<int8_t> w = {weights + n * depth + begin * kVector, kVector * depth, 64 * kVector};
       const auto multiply = columns - n > kVector ? multiply_in_tiles<32, int8_t, int32_t> : multiply_in_tiles<16, int8_t, int32_t>;
-      multiply(integers + begin, depth, rows, w, tiles, begin == 0, sums + n, stride);
+      multiply(x + begin, depth, rows, w, tiles, begin == 0, sums + n, stride);
     }
   }
 }
 
+template <typename Number>
 struct Int8Product {
-  const uint8_t* x;         // [rows, in], with kOffset or, in tile registers, as int8
-  const float* row_scales;  // [rows]
-  const int8_t* weights;    // tiles of one weight, [out / 16, in / 4, 64]; gated: of gate, then of up
-  const float* scales;      // [out], likewise
-  float* out;               // [rows, out]
-  int64_t zeros, in, out_columns;  // rows are zeros from `zeros` on, and so are their products
+  QuantizedRows rows;
+  const uint8_t* weights;  // tiles of one layer, [out / 16, in / 4, 64]; gated: of gate, then of up
+  const float* scales;     // [out], likewise
+  const float* bias;       // likewise, to add before gating, or null
+  const Number* residual;  // [rows, out] to add to the rounded product, or null
+  Number* out;             // [rows, out]
+  int64_t zeros, out_columns;  // rows are zeros from `zeros` on, and so are their products
   Gate gate;
-  bool has_tiles;
+  bool has_tiles;  // weights are as they are; otherwise they have kOffset added
 
   bool gated() const { return gate != Gate::kNone; }
 
   // Computes rows x columns of the output, columns in multiples of 16.
   void compute(int64_t row, int64_t rows_here, int64_t column, int64_t columns, Buffer<int32_t>& buffer) const {
-    const int64_t halves = gated() ? 2 : 1, stride = halves * columns;
+    const int64_t halves = gated() ? 2 : 1, stride = halves * columns, in = rows.in;
     const int64_t live = std::clamp<int64_t>(zeros - row, 0, rows_here);
     const int64_t used = has_tiles ? rows_in_tiles(live, rows_here) : live;
     int32_t* sums = buffer.ensure((used + 1) * stride);
     std::fill_n(sums + used * stride, stride, 0);
     for (int64_t half = 0; used && half < halves; ++half) {
-      const int8_t* w = weights + (half * out_columns + column) * in;
-      (has_tiles ? multiply_columns_in_tiles : multiply_columns)(x + row * in, used, w, columns, in,
-                                                                  sums + half * columns, stride);
+      const int8_t* x = rows.values + row * in;
+      const uint8_t* w = weights + (half * out_columns + column) * in;
+      int32_t* to = sums + half * columns;
+      if (has_tiles) {
+        multiply_columns_in_tiles(x, used, reinterpret_cast<const int8_t*>(w), columns, in, to, stride);
+      } else {
+        multiply_columns(x, used, w, columns, in, rows.starts + row, to, stride);
+      }
     }
     for (int64_t r = 0; r < rows_here; ++r) {
-      const __m512 row_scale = _mm512_set1_ps(row_scales[row + r]);
+      const __m512 row_scale = _mm512_set1_ps(rows.scales[row + r]);
+      const int64_t place = (row + r) * out_columns + column;
       for (int64_t n = 0; n < columns; n += kVector) {
-        const auto scaled = [&](int64_t half) {
+        const auto product = [&](int64_t half) {
           const __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums + std::min(r, used) * stride + half * columns + n));
-          const __m512 scale = _mm512_loadu_ps(scales + half * out_columns + column + n);
-          return _mm512_mul_ps(_mm512_mul_ps(sum, row_scale), scale);
+          const int64_t channel = half * out_columns + column + n;
+          const __m512 scaled = _mm512_mul_ps(_mm512_mul_ps(sum, row_scale), _mm512_loadu_ps(scales + channel));
+          return bias ? _mm512_add_ps(scaled, _mm512_loadu_ps(bias + channel)) : scaled;
         };
-        const __m512 value = gated() ? _mm512_mul_ps(activated(gate, scaled(0)), scaled(1)) : scaled(0);
-        _mm512_storeu_ps(out + (row + r) * out_columns + column + n, value);
+        __m512 value = gated() ? _mm512_mul_ps(activated(gate, product(0)), product(1)) : product(0);
+        if (residual) value = _mm512_add_ps(rounded<Number>(value), widened(residual + place + n));
+        store(out + place + n, value);
       }
     }
   }
 };
 
-ffi::Error product(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Buffer<ffi::F32> row_scales,
-                   ffi::Buffer<ffi::S8> weights, ffi::Buffer<ffi::F32> scales, ffi::Buffer<ffi::S32> first,
-                   ffi::ResultBuffer<ffi::F32> out, int32_t gate) {
-  const int64_t rows = x.dimensions()[0], in = x.dimensions()[1], columns = out->dimensions()[1];
-  const int64_t matrix = first.typed_data()[0];
-  int64_t zeros = rows;  // of padding the scale is zero
-  while (zeros > 0 && row_scales.typed_data()[zeros - 1] == 0) --zeros;
-  const Int8Product product{.x = static_cast<const uint8_t*>(x.untyped_data()),
-                            .row_scales = row_scales.typed_data(),
-                            .weights = weights.typed_data() + matrix * columns * in,
-                            .scales = scales.typed_data() + matrix * columns,
-                            .out = out->typed_data(),
-                            .zeros = zeros,
-                            .in = in,
-                            .out_columns = columns,
-                            .gate = static_cast<Gate>(gate),
-                            .has_tiles = x.element_type() == ffi::S8};
-  const int64_t row_blocks = (rows + kRows - 1) / kRows;
+template <typename Number>
+void multiply_with(ffi::ThreadPool pool, const Number* x, int64_t rows, int64_t block, Int8Product<Number> product) {
+  constexpr int64_t kRowsTogether = 32;  // of a unit of work that quantises
+  const QuantizedRows quantized = product.rows;
+  for_each(pool, (rows + kRowsTogether - 1) / kRowsTogether, [=](int64_t unit) {
+    thread_local Buffer<float> turned;
+    const int64_t end = std::min(rows, (unit + 1) * kRowsTogether);
+    for (int64_t row = unit * kRowsTogether; row < end; ++row) quantized.quantize(x, row, block, turned.ensure(quantized.in));
+  });
+  product.zeros = rows;  // of padding the scale is zero
+  while (product.zeros > 0 && quantized.scales[product.zeros - 1] == 0) --product.zeros;
+  const int64_t row_blocks = (rows + kRows - 1) / kRows, columns = product.out_columns;
   int64_t width = product.gated() ? kColumns / 2 : kColumns;
   while (width > kRegisterTiles * kVector && row_blocks * (columns / width) < 4 * pool.num_threads()) width /= 2;
   const int64_t column_blocks = (columns + width - 1) / width;
-  const auto some = [=](int64_t unit) {
+  for_each(pool, row_blocks * column_blocks, [=](int64_t unit) {
     thread_local Buffer<int32_t> sums;
     const int64_t row = unit / column_blocks * kRows, column = unit % column_blocks * width;
     product.compute(row, std::min(kRows, rows - row), column, std::min(width, columns - column), sums);
+  });
+}
+
+ffi::Error product(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weights, ffi::Buffer<ffi::F32> scales,
+                   ffi::Buffer<ffi::S32> layer, ffi::Buffer<ffi::F32> bias, ffi::AnyBuffer residual,
+                   ffi::Result<ffi::AnyBuffer> out, ffi::ResultBuffer<ffi::S8> values,
+                   ffi::ResultBuffer<ffi::F32> row_scales, ffi::ResultBuffer<ffi::S32> starts, int32_t gate,
+                   int64_t block) {
+  const int64_t rows = x.dimensions()[0], in = x.dimensions()[1], columns = out->dimensions()[1];
+  const int64_t channels = (gate ? 2 : 1) * columns, first = layer.typed_data()[0] * channels;
+  const auto run = [&](auto number) {
+    using Number = decltype(number);
+    const Int8Product<Number> product{
+        .rows = {values->typed_data(), row_scales->typed_data(), starts->typed_data(), in},
+        .weights = static_cast<const uint8_t*>(weights.untyped_data()) + first * in,
+        .scales = scales.typed_data() + first,
+        .bias = bias.element_count() ? bias.typed_data() : nullptr,
+        .residual = residual.element_count() ? residual.typed_data<Number>() : nullptr,
+        .out = out->typed_data<Number>(),
+        .zeros = 0,
+        .out_columns = columns,
+        .gate = static_cast<Gate>(gate),
+        .has_tiles = weights.element_type() == ffi::S8};
+    multiply_with(pool, x.typed_data<Number>(), rows, block, product);
   };
-  for_each(pool, row_blocks * column_blocks, some);
+  x.element_type() == ffi::F32 ? run(float{}) : run(uint16_t{});
   return ffi::Error::Success();
 }
 
 }  // namespace
 }  // namespace mis
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(mis_quantize_rows, mis::quantize_rows,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Attr<int64_t>("block"));
-
 XLA_FFI_DEFINE_HANDLER_SYMBOL(mis_int8_product, mis::product,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::S8>>()
+                                  .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Ret<ffi::Buffer<ffi::S8>>()
                                   .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Attr<int32_t>("gate"));
+                                  .Ret<ffi::Buffer<ffi::S32>>()
+                                  .Attr<int32_t>("gate")
+                                  .Attr<int64_t>("block"));

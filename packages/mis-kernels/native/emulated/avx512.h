@@ -147,6 +147,7 @@ inline __m512i _mm512_set1_epi32(int32_t x) { return mis::emulated::words([=](in
 inline __m512i _mm512_set1_epi16(int16_t x) { return mis::emulated::each<__m512i, int16_t>([=](int) { return x; }); }
 inline __m512i _mm512_set1_epi8(int8_t x) { return mis::emulated::each<__m512i, int8_t>([=](int) { return x; }); }
 inline __m512 _mm512_castsi512_ps(__m512i x) { return mis::emulated::bits_of<__m512>(x); }
+inline __m512i _mm512_castps_si512(__m512 x) { return mis::emulated::bits_of<__m512i>(x); }
 
 // Arithmetic on float32.
 
@@ -232,6 +233,10 @@ inline __m512i _mm512_slli_epi32(__m512i x, unsigned places) {
   const auto a = mis::emulated::bits_of<mis::emulated::Words>(x);
   return mis::emulated::words([&](int i) { return static_cast<int32_t>(uint32_t(a.at[i]) << places); });
 }
+inline __m512i _mm512_srli_epi32(__m512i x, unsigned places) {
+  const auto a = mis::emulated::bits_of<mis::emulated::Words>(x);
+  return mis::emulated::words([&](int i) { return static_cast<int32_t>(uint32_t(a.at[i]) >> places); });
+}
 inline __m512i _mm512_dpbusd_epi32(__m512i sums, __m512i x, __m512i y) {
   using mis::emulated::bits_of, mis::emulated::Numbers, mis::emulated::Words;
   const Words to = bits_of<Words>(sums);
@@ -255,6 +260,10 @@ inline __m512i _mm512_cvtps_epi32(__m512 x) {
 inline __m512 _mm512_cvtepi32_ps(__m512i x) {
   const auto a = mis::emulated::bits_of<mis::emulated::Words>(x);
   return mis::emulated::floats([&](int i) { return static_cast<float>(a.at[i]); });
+}
+inline __m256i _mm512_cvtepi32_epi16(__m512i x) {
+  const auto a = mis::emulated::bits_of<mis::emulated::Words>(x);
+  return mis::emulated::each<__m256i, int16_t>([&](int i) { return static_cast<int16_t>(a.at[i]); });
 }
 inline __m128i _mm512_cvtepi32_epi8(__m512i x) {
   const auto a = mis::emulated::bits_of<mis::emulated::Words>(x);

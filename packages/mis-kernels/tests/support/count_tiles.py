@@ -42,9 +42,8 @@ def logits(rows: int) -> object:
 def int8_product(rows: int) -> object:
     random = np.random.default_rng(0)
     values = random.integers(-9, 9, (1, INT8_DEPTH, INT8_COLUMNS)).astype(np.int8)
-    weight = int8.tile(QuantizedWeight(values, np.ones((1, INT8_COLUMNS), np.float32), 1))
-    x = int8.quantize_rows(jnp.ones((rows, INT8_DEPTH)), 1)
-    return jax.tree.map(jnp.asarray, weight).at_layer(jnp.int32(0)).product(x)
+    weight = int8.tile(QuantizedWeight(values, np.ones((1, INT8_COLUMNS), np.float32)), INT8_DEPTH)
+    return jax.tree.map(jnp.asarray, weight).at_layer(jnp.int32(0)).product(jnp.ones((rows, INT8_DEPTH)))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from mis_kernels.heads import HeadShape
 from mis_kernels.quantized import QuantizedWeight
 from mis_kernels.recurrence import Chunks, RecurrentShape, RecurrentStates
 from mis_kernels.segments import Segments
-from mis_kernels.weights import StoredWeight
+from mis_kernels.weights import StoredWeight, Weight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +201,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def pack_quantized(self, weight: QuantizedWeight, depth: int, columns: int) -> QuantizedWeight:
+    def pack_quantized(self, weight: QuantizedWeight, depth: int, columns: int) -> Weight:
         """Return a stack of quantised weights in host memory in the layout that products read fastest.
 
         Args:

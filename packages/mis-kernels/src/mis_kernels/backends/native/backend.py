@@ -11,6 +11,7 @@ from mis_kernels.backends.xla.backend import XlaCpuBackend
 from mis_kernels.heads import HeadShape
 from mis_kernels.quantized import QuantizedWeight
 from mis_kernels.segments import Segments
+from mis_kernels.weights import Weight
 
 
 class NativeInt8Backend(XlaCpuBackend):
@@ -120,7 +121,7 @@ class NativeFloat32Backend(XlaCpuBackend):
         """Reorder numbers for vectors."""
         return packed.pack_stack(weight)
 
-    def pack_quantized(self, weight: QuantizedWeight, depth: int, columns: int) -> QuantizedWeight:
+    def pack_quantized(self, weight: QuantizedWeight, depth: int, columns: int) -> Weight:
         """Tile weights where the CPU has what int8 needs."""
         return int8.pack(weight, depth, columns) if library.why_not_int8() is None else weight
 

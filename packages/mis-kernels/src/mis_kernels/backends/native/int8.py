@@ -5,79 +5,104 @@ sixteen of which fill a tile register, and a layer of a stack is an index, not a
 """
 
 import dataclasses
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Float32, Int32
+from jaxtyping import Array, Float, Int32
 
 from mis_kernels.activations import Gate
 from mis_kernels.backends.native import library
 from mis_kernels.backends.native.packed import TILE_COLUMNS, gate_number, tile_specs, tiled
-from mis_kernels.quantized import QuantizedRows, QuantizedWeight
-from mis_kernels.storage import to_bits
-from mis_kernels.weights import FoldedNorm
+from mis_kernels.quantized import QuantizedWeight
+from mis_kernels.storage import from_bits, to_bits
+from mis_kernels.weights import FoldedNorm, Weight
 
 _DEPTH, _TILE_DEPTH = 4, 64
+_OFFSET = np.uint8(128)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class TiledWeight(QuantizedWeight):
-    """A stack of quantised weights, or of pairs of them, in tiles: `values` are `[*stack, out / 16, in / 4, 64]`.
+class TiledWeight(Weight):
+    """A stack of quantised weights `[in, out]`, or of pairs of such weights, in tiles.
 
     Attributes:
-        matrix: Which weight of the stack this is, those of pairs one after the other; of a pair its first. None: all.
+        values: `[layers, out / 16, in / 4, 64]`, or with the pair as second axis: int8 for tile registers, which take
+            these as they are; uint8 for vectors, which take unsigned weights: 128 is added. In a tree of partitions or
+            shapes, what stands for that array.
+        scales: float32 `[layers, out]`, or with the pair as second axis; likewise.
+        block: Summands that are turned together, a power of 2 from 16; 1: none are.
+        layer: Which layer of the stack this weight is; None: all of them.
     """
 
-    matrix: Any = None
+    values: Any
+    scales: Any
+    block: int = dataclasses.field(default=1, metadata={"static": True})
+    layer: Any = None
+
+    def at_layer(self, layer: Int32[Array, ""]) -> "TiledWeight":
+        """Return one layer's weight or pair, without a copy."""
+        return dataclasses.replace(self, layer=layer)
+
+    def partition(self, partition: PartitionSpec) -> "TiledWeight":
+        """Return the cuts of tiles and scales, in a tree like this one, where `[*stack, in, out]` is cut so."""
+        values, scales = tile_specs(partition, self.values.ndim - 1)
+        return dataclasses.replace(self, values=values, scales=scales)
 
     @property
     def is_pair(self) -> bool:
         """Whether each layer has two weights, a gate and what it gates."""
         return self.values.ndim == 5
 
-    def __getitem__(self, key: int) -> Self:
-        """Return one of a layer's pair."""
-        return dataclasses.replace(self, matrix=self.matrix + key)
-
-    def at_layer(self, layer: Int32[Array, ""]) -> Self:
-        """Return one layer's weight or pair, without a copy."""
-        return dataclasses.replace(self, matrix=layer * (2 if self.is_pair else 1))
-
-    def partition(self, partition: PartitionSpec) -> Self:
-        """Return the cuts of tiles and scales, where `[*stack, in, out]` is cut like `partition`."""
-        values, scales = tile_specs(partition, self.values.ndim - 1)
-        return dataclasses.replace(self, values=values, scales=scales)
-
-    def operand(self, x: Array) -> QuantizedRows:
-        """Quantise in one pass over the rows."""
-        return quantize_rows(x, self.block)
-
-    def product(self, rows: QuantizedRows, *, gate: Gate | None = None) -> Float32[Array, "rows out"]:
-        """Multiply rows of `quantize_rows` with one weight, or, with a `gate`, with a pair: gate(x gate) * (x up).
-
-        A row's bits depend on the row alone, whatever the number of rows.
-
-        Raises:
-            ValueError: this is a whole stack.
-        """
-        if self.matrix is None:
-            raise ValueError("weight: choose a layer of the stack")
-        out = jax.ShapeDtypeStruct((len(rows.values), self.scales.shape[-1]), jnp.float32)
-        first = jnp.reshape(self.matrix, 1).astype(jnp.int32)
-        call = jax.ffi.ffi_call("mis_int8_product", out)
-        return call(rows.values, rows.scales, self.values, self.scales, first, gate=gate_number(gate))
+    def linear(self, x: Array, residual: Array | None = None, norm: FoldedNorm | None = None) -> Array:
+        """Add the residual to the rounded product, in the same call."""
+        assert norm is None, "norms are not folded here"
+        return self.product(x, residual)
 
     def gated_linear(
         self, x: Array, bias: Array | None = None, norm: FoldedNorm | None = None, gate: Gate = "silu"
     ) -> Array:
-        """Gate products before they leave the cache, if nothing comes in between."""
-        if bias is None and norm is None:
-            return self.product(self.operand(x), gate=gate).astype(x.dtype)
-        return super().gated_linear(x, bias, norm, gate)
+        """Gate products before they leave the cache."""
+        assert norm is None, "norms are not folded here"
+        return self.product(x, bias=bias, gate=gate)
+
+    def product(
+        self,
+        x: Float[Array, "rows in"],
+        residual: Float[Array, "rows out"] | None = None,
+        bias: Float[Array, "2 out"] | None = None,
+        gate: Gate = "silu",
+    ) -> Float[Array, "rows out"]:
+        """Quantise rows, multiply and round to their type; of a pair, return gate(x gate) * (x up), rounded once.
+
+        Rows have the integers of `mis_kernels.quantized.quantize_rows`. A row's bits depend on the row alone, whatever
+        the number of rows.
+
+        Args:
+            x: bfloat16 or float32.
+            residual: Likewise, added to the rounded product.
+            bias: Of a pair, added before gating.
+            gate: What the gate of a pair goes through.
+
+        Raises:
+            ValueError: this is a whole stack.
+        """
+        if self.layer is None:
+            raise ValueError("weight: choose a layer of the stack")
+        bits, rows = to_bits(x), len(x)
+        added = jnp.zeros((0, 0), bits.dtype) if residual is None else to_bits(residual)
+        biases = jnp.zeros((0, 0)) if bias is None else bias.astype(jnp.float32)
+        out = jax.ShapeDtypeStruct((rows, self.scales.shape[-1]), bits.dtype)
+        # Rows in int8, their scales and sums: memory that the call needs and nobody reads afterwards.
+        needed = [jax.ShapeDtypeStruct(x.shape, jnp.int8)]
+        needed += [jax.ShapeDtypeStruct((rows,), dtype) for dtype in (jnp.float32, jnp.int32)]
+        call = jax.ffi.ffi_call("mis_int8_product", [out, *needed])
+        layer, number = jnp.reshape(self.layer, 1).astype(jnp.int32), gate_number(gate if self.is_pair else None)
+        operands = bits, self.values, self.scales, layer, biases, added
+        return from_bits(call(*operands, gate=number, block=np.int64(self.block))[0])
 
 
 def fits(depth: int, columns: int) -> bool:
@@ -85,25 +110,18 @@ def fits(depth: int, columns: int) -> bool:
     return depth % TILE_COLUMNS == columns % TILE_COLUMNS == 0
 
 
-def pack(weight: QuantizedWeight, depth: int, columns: int) -> QuantizedWeight:
-    """Tile a stack in host memory if it `fits`."""
-    return tile(weight) if fits(depth, columns) else weight
+def pack(weight: QuantizedWeight, depth: int, columns: int) -> Weight:
+    """Tile a stack in host memory if it `fits`, with its summands and columns on each device."""
+    return tile(weight, depth) if fits(depth, columns) else weight
 
 
-def tile(weight: QuantizedWeight) -> TiledWeight:
-    """Reorder a stack of weights in host memory: by 16 columns, then by 4 summands."""
-    return TiledWeight(tiled(weight.values, _DEPTH, together=_DEPTH), weight.scales, weight.block)
-
-
-def quantize_rows(x: Float[Array, "rows in"], block: int) -> QuantizedRows:
-    """Quantise rows as `mis_kernels.quantized.quantize_rows` does.
-
-    Tile registers take int8, in whole tiles of 64. Vectors take uint8: their integers have 128 added.
+def tile(weight: QuantizedWeight, depth: int) -> TiledWeight:
+    """Reorder a stack of weights in host memory by 16 columns, then by 4 summands, as this CPU multiplies them.
 
     Args:
-        x: bfloat16 or float32; a multiple of 16 elements in a row.
-        block: Of the weight that they are multiplied with: 1, or 16 to 64.
+        weight: The stack, of weights or of pairs.
+        depth: Summands on each device: tile registers multiply 64 at a time.
     """
-    kind = jnp.int8 if library.has_int8_tiles() and x.shape[1] % _TILE_DEPTH == 0 else jnp.uint8
-    rows = jax.ShapeDtypeStruct(x.shape, kind), jax.ShapeDtypeStruct((len(x), 1), jnp.float32)
-    return QuantizedRows(*jax.ffi.ffi_call("mis_quantize_rows", rows)(to_bits(x), block=np.int64(block)))
+    tiles = tiled(weight.values, _DEPTH, together=_DEPTH)
+    in_registers = library.has_int8_tiles() and depth % _TILE_DEPTH == 0
+    return TiledWeight(tiles if in_registers else tiles.view(np.uint8) ^ _OFFSET, weight.scales, weight.block)

@@ -27,8 +27,7 @@ FLOAT32_FUNCTIONS = (
 )
 FUNCTIONS = (
     *("mis_segment_attention", "mis_packed_linear", "mis_rms_norm", "mis_norm_rope"),
-    *("mis_quantize_rows", "mis_int8_product", "mis_logits", "mis_exponentials"),
-    "mis_gated_delta",
+    *("mis_int8_product", "mis_logits", "mis_exponentials", "mis_gated_delta"),
     *FLOAT32_FUNCTIONS,
 )
 LEVELS = {

@@ -15,7 +15,7 @@ from mis_kernels.heads import HeadShape
 from mis_kernels.quantized import QuantizedWeight
 from mis_kernels.segments import MIN_TOKENS, Segments
 from mis_kernels.target import platform
-from mis_kernels.weights import StoredWeight
+from mis_kernels.weights import StoredWeight, Weight
 
 
 class XlaBackend(Backend):
@@ -100,7 +100,7 @@ class XlaBackend(Backend):
         """Return the plain weight."""
         return weight.view(self.storage_dtype)
 
-    def pack_quantized(self, weight: QuantizedWeight, depth: int, columns: int) -> QuantizedWeight:
+    def pack_quantized(self, weight: QuantizedWeight, depth: int, columns: int) -> Weight:
         """Change nothing."""
         return weight
 
