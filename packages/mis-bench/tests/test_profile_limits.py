@@ -23,23 +23,29 @@ SMALL = "probe-30-6-5"
 
 
 @pytest.fixture(scope="module")
-def profiled(
-    checkpoint_factory: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Profile, str, Path]:
-    """A profile in bfloat16 by the native library, what it printed, and the model."""
+def model(checkpoint_factory: Callable[..., Path]) -> Path:
     if why := library.why_not():
         pytest.skip(why)
+    return checkpoint_factory(vocab_size=2048, num_hidden_layers=LAYERS)
+
+
+@pytest.fixture(scope="module")
+def profiled(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Profile, str]:
+    """A profile in bfloat16 by the native library, and what it printed."""
+    return profile(model, tmp_path_factory)
+
+
+def profile(model: Path, folders: pytest.TempPathFactory, *more: str) -> tuple[Profile, str]:
     jax.clear_caches()  # a profile describes all programs that are loaded
-    model = checkpoint_factory(vocab_size=2048, num_hidden_layers=LAYERS)
-    folder = tmp_path_factory.mktemp("profiles") / "kernels"
-    engine = ("dtype=bfloat16", "chunked_prefill_size=256", "context_length=512", "skip_warmup=true")
+    folder = folders.mktemp("profiles") / "kernels"
+    engine = ("dtype=bfloat16", "chunked_prefill_size=256", "context_length=512", "skip_warmup=true", *more)
     options = [part for option in engine for part in ("--option", option)]
     arguments = ("--scenario", "kernels", "--model", str(model), "--workload", SMALL, "--output", str(folder))
     result = CliRunner().invoke(main, ["profile", *arguments, *options], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     found = read_artifact(folder / "profile.json")
     assert isinstance(found, Profile)
-    return found, result.stdout, model
+    return found, result.stdout
 
 
 def steps_of(artifact: Profile) -> int:
@@ -47,20 +53,28 @@ def steps_of(artifact: Profile) -> int:
     return steps
 
 
-def test_a_step_calls_the_library_so_often_and_copies_only_rows(profiled: tuple[Profile, str, Path]) -> None:
-    artifact, *_ = profiled
+def test_a_step_calls_the_library_so_often_and_copies_only_rows(profiled: tuple[Profile, str]) -> None:
+    assert_calls(profiled[0], "mis_packed_linear")
+
+
+def test_a_step_in_int8_has_no_more_calls_and_copies(model: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Rows are quantised and products rounded, gated and added in the calls that multiply."""
+    assert_calls(profile(model, tmp_path_factory, "quantization=int8")[0], "mis_int8_product")
+
+
+def assert_calls(artifact: Profile, product: str) -> None:
     steps = steps_of(artifact)
     calls = {
         (each.stage, each.name): each.count / steps for each in artifact.calls if not each.name.startswith("copy ")
     }
     assert calls == {
         ("norm", "mis_rms_norm"): 2 * LAYERS,
-        ("qkv", "mis_packed_linear"): LAYERS,
+        ("qkv", product): LAYERS,
         ("norm_rope", "mis_norm_rope"): LAYERS,
         ("attention", "mis_segment_attention"): LAYERS,
-        ("out", "mis_packed_linear"): LAYERS,
-        ("gate_up", "mis_packed_linear"): LAYERS,
-        ("down", "mis_packed_linear"): LAYERS,
+        ("out", product): LAYERS,
+        ("gate_up", product): LAYERS,
+        ("down", product): LAYERS,
         ("final_norm", "mis_rms_norm"): 1,
         ("log_sum_exp", "mis_exponentials"): 1,
     }
@@ -75,8 +89,8 @@ def test_a_step_calls_the_library_so_often_and_copies_only_rows(profiled: tuple[
     ]  # fmt: skip
 
 
-def test_a_step_reads_each_row_once_a_call_and_one_layer(profiled: tuple[Profile, str, Path]) -> None:
-    artifact, stdout, model = profiled
+def test_a_step_reads_each_row_once_a_call_and_one_layer(profiled: tuple[Profile, str], model: Path) -> None:
+    artifact, stdout = profiled
     config = read_model_config(model)
     heads, kv_heads, head_dim = config.attention
     attended, projected = heads * head_dim, (heads + 2 * kv_heads) * head_dim
@@ -111,8 +125,8 @@ def test_a_step_reads_each_row_once_a_call_and_one_layer(profiled: tuple[Profile
     assert re.search(rf" products +{4 * LAYERS * steps} +{read} +{written} ", stdout)
 
 
-def test_parts_of_the_clock_are_held_against_their_limits(profiled: tuple[Profile, str, Path]) -> None:
-    artifact, stdout, model = profiled
+def test_parts_of_the_clock_are_held_against_their_limits(profiled: tuple[Profile, str], model: Path) -> None:
+    artifact, stdout = profiled
     limits, device = artifact.limits, artifact.device
     assert limits is not None
     assert device is not None
