@@ -1,7 +1,8 @@
 """Products in int8 in C++: an instruction takes four summands of 16 columns (AVX-512 VNNI, ARM), or a tile (AMX).
 
 XLA:CPU multiplies int8 no faster than float32. Here weights lie in the order in which the instruction takes them,
-sixteen of which fill a tile register, and a layer of a stack is an index, not a copy.
+sixteen of which fill a tile register, and a layer of a stack is an index, not a copy. Rows are quantised, and products
+rounded, gated and added, in the call that multiplies.
 """
 
 import dataclasses
