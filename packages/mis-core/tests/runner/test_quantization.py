@@ -52,7 +52,7 @@ def test_an_item_scores_the_same_bits_alone_and_among_others(engine: Engine) -> 
 
 def test_only_products_of_layers_are_quantised(engine: Engine) -> None:
     types = {name: array.dtype for name, array in engine.memory().items()}
-    integers = {name.split("/")[1] for name, dtype in types.items() if dtype == "int8"}
+    integers = {name.split("/")[1] for name, dtype in types.items() if dtype in {"int8", "uint8"}}
     assert integers == {"qkv", "out", "gate_up", "down"}
     assert types["embedding"] == types["layers/qkv/scales"] == types["layers/qkv_bias"] == "float32"
     assert engine.summary["quantization"] == "int8"
