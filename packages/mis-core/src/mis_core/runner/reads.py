@@ -21,8 +21,7 @@ class Reads(NamedTuple):
     Rows are numbered on their device, from 0, so no device sends anything to another along `DATA`.
 
     Attributes:
-        choose_rows: `(hidden, rows)` to these rows, without a state. What takes rows instead of all that a step scores
-            is one program for steps of every size.
+        choose_rows: `(hidden, rows)` to these rows, without a state.
         label_logits: `(weights, hidden, pair_row, pair_label)`, see `mis_core.runner.head`.
         log_sum_exp: `(weights, hidden, rows)`.
         most_probable: `(weights, rows of hidden)`.

@@ -68,10 +68,9 @@ class Runner:
         self._log_sum_exp_rows = self._backend.normalised_rows if is_sharded else self._backend.log_sum_exp_rows
         self._sizes = token_buckets(shape.tokens)
         self._decode_sizes = [*few_rows(config, mesh.shape[TENSOR], self._backend), SLOTS]
-        steps = {
-            dense: make_step(graph, self._weights, mesh, pages, self._backend, slots=slots, dense_mask=dense)
-            for dense in (False, True)
-        }
+        # All steps return as many rows, so that each reading of them is one program.
+        make = partial(make_step, graph, self._weights, mesh, pages, self._backend, slots=slots, returned=shape.scored)
+        steps = {dense: make(dense_mask=dense) for dense in (False, True)}
         self._by_row = NamedSharding(mesh, P(DATA))
         options: dict[str, Any] = {
             "donate_argnums": 1,
@@ -117,33 +116,32 @@ class Runner:
 
     def _programs(self, *, dense_mask: bool) -> Iterator[tuple[str, Lowered]]:
         """Trace all that steps call, one after another; programs of steps of one size have the same name."""
+        for size in self._sizes:
+            step = self._lowered(self._warm_up_step(size, is_mixed=False), size)
+            yield f"{size} tokens", step
+            if size == self._sizes[0]:
+                yield from (("reads", each) for each in self._read_programs(self._rows_of(step)))
+            if self.shape.mixed is not None:
+                yield f"{size} tokens", self._lowered(self._warm_up_step(size, is_mixed=True), size)
+        for size in self._decode_sizes:
+            yield f"decode {size}", self._lowered(empty_decode_step(self.shape), size)
+        for size, pages in product(self._sizes, context_buckets(self.shape.pages_per_context)) if dense_mask else ():
+            name = f"{size} tokens, dense behind {pages * PAGE_SIZE}"
+            yield name, self._lowered(empty_dense_step(self.shape, pages), size)
+
+    def _read_programs(self, hidden: jax.ShapeDtypeStruct) -> Iterator[Lowered]:
+        """Trace what reads the rows that a step of any size returns."""
         reads, weights, shards = self._reads, self._weights, self.shape.shards
         pairs, few, sampled, normalised = (
             np.zeros(count * shards, np.int32)
             for count in (PAIRS, self._backend.normalised_rows, SAMPLED_ROWS, self._log_sum_exp_rows)
         )
-        for size in self._sizes:
-            name = f"{size} tokens"
-            if self.shape.mixed is not None:
-                yield name, self._lowered(self._warm_up_step(size, is_mixed=True), size)
-            step = self._lowered(self._warm_up_step(size, is_mixed=False), size)
-            hidden = self._rows_of(step)
-            yield name, step
-            yield name, reads.label_logits.lower(weights, hidden, pairs, pairs)
-            yield name, reads.log_sum_exp.lower(weights, hidden, normalised)
-            chosen = [reads.choose_rows.lower(hidden, rows) for rows in (few, sampled)]
-            yield from ((name, each) for each in chosen)
-            if size == self._sizes[0]:  # one program for all sizes
-                yield name, reads.most_probable.lower(weights, self._rows_of(chosen[0]))
-                yield from ((name, each) for each in self._slots.programs(self._rows_of(chosen[1])))
-        for size in self._decode_sizes:
-            step = self._lowered(empty_decode_step(self.shape), size)
-            yield f"decode {size}", step
-            for rows in (few, sampled):
-                yield f"decode {size}", reads.choose_rows.lower(self._rows_of(step), rows)
-        for size, pages in product(self._sizes, context_buckets(self.shape.pages_per_context)) if dense_mask else ():
-            name = f"{size} tokens, dense behind {pages * PAGE_SIZE}"
-            yield name, self._lowered(empty_dense_step(self.shape, pages), size)
+        top, drawn = (reads.choose_rows.lower(hidden, rows) for rows in (few, sampled))
+        yield from self._slots.programs(self._rows_of(drawn))
+        yield reads.most_probable.lower(weights, self._rows_of(top))
+        yield reads.label_logits.lower(weights, hidden, pairs, pairs)
+        yield reads.log_sum_exp.lower(weights, hidden, normalised)
+        yield from (top, drawn)
 
     def _warm_up_step(self, size: int, *, is_mixed: bool) -> StepPlan:
         room = dataclasses.replace(self.shape.room(is_mixed), tokens=size)

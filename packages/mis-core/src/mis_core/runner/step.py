@@ -78,7 +78,15 @@ def weight_partitions(weights: Any) -> Any:
 
 
 def make_step(
-    graph: Any, weights: Any, mesh: Mesh, pages: int, backend: Backend, *, slots: int = 0, dense_mask: bool = False
+    graph: Any,
+    weights: Any,
+    mesh: Mesh,
+    pages: int,
+    backend: Backend,
+    *,
+    slots: int = 0,
+    returned: int = 0,
+    dense_mask: bool = False,
 ) -> Step:
     """Return the step of a model, ready for `jax.jit` with the cache donated.
 
@@ -89,11 +97,12 @@ def make_step(
         pages: Pages of one layer on a device.
         backend: Who computes it, the decoder's.
         slots: Slots for states of one recurrent layer on a device; 0: there are no such layers.
+        returned: Rows that a device returns at least: zeros fill up those of smaller steps.
         dense_mask: Attend with masks that are arrays, as a baseline.
 
     Returns:
         `(weights, cache, arrays) -> (hidden, cache)`, with the arrays of `step_arrays`. `hidden` is
-        `[devices * scored, embed]`, final-normed.
+        `[devices * max(scored, returned), embed]`, final-normed.
     """
     devices, attends = mesh.shape[DATA], "dense" if dense_mask else backend
     partitions: Any = Cache((BY_PAGE, BY_PAGE), BY_SLOT if slots else None)  # type: ignore[arg-type]
@@ -157,7 +166,7 @@ def make_step(
         if here.copies is not None and cache.states is not None:
             with jax.named_scope("copy_states"):
                 cache = cache._replace(states=copy_states(cache.states, here.copies, slots))
-        return hidden, cache
+        return jnp.pad(hidden, ((0, max(returned - len(hidden), 0)), (0, 0))), cache
 
     return jax.shard_map(
         step,
