@@ -7,7 +7,7 @@ import pytest
 
 import mis_core
 
-HEAVY = ("jax", "flax", "transformers", "mis_kernels")
+HEAVY = ("jax", "flax", "transformers", "mis_kernels", "scipy")
 
 
 def heavy_modules_after(statement: str) -> str:
@@ -22,6 +22,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 def test_asking_for_the_engine_loads_the_device_half() -> None:
     loaded = heavy_modules_after("from mis_core import Engine").split()
     assert {"jax", "flax", "mis_kernels"} <= set(loaded)
+    assert "scipy" not in loaded
 
 
 def test_every_public_name_is_there() -> None:

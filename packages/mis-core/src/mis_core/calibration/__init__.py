@@ -6,7 +6,7 @@ into a result: over HTTP, in files and on Ray by the same code, so with the same
 """
 
 from mis_core.calibration.calibrations import Calibrations
-from mis_core.calibration.entry import Curve, Entry, Figures, Scaling, Threshold, log_softmax
+from mis_core.calibration.entry import Curve, Entry, Figures, Scaling, Threshold, log_softmax, softmax
 from mis_core.calibration.identity import Identity, ModelIdentity, digest_of, label_tuples, relative_orders
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "label_tuples",
     "log_softmax",
     "relative_orders",
+    "softmax",
 ]

@@ -3,9 +3,8 @@
 import msgspec
 import numpy as np
 from jaxtyping import Bool, Float32, Float64
-from scipy.special import softmax
 
-from mis_core.calibration import Calibrations, Entry, log_softmax
+from mis_core.calibration import Calibrations, Entry, log_softmax, softmax
 from mis_core.requests import EngineOutput
 
 LOWEST = float(np.finfo(np.float32).min)
@@ -39,7 +38,7 @@ def label_softmax(
 ) -> Float32[np.ndarray, "items labels"]:
     """Return the softmax of each item's labels after division by the temperature; 0 where there is no label."""
     with np.errstate(over="ignore"):
-        return softmax(_below_best(logits, is_label) / temperature, axis=1).astype(np.float32)
+        return softmax(_below_best(logits, is_label) / temperature).astype(np.float32)
 
 
 def label_log_softmax(
@@ -50,6 +49,17 @@ def label_log_softmax(
     """Return the logarithm of `label_softmax`, not rounded; minus infinity where there is no label."""
     with np.errstate(over="ignore"):
         return log_softmax(_below_best(logits, is_label) / temperature)
+
+
+def sigmoid(values: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
+    """Return `1 / (1 + exp(-values))`."""
+    with np.errstate(over="ignore"):  # of what is far below zero, whose sigmoid is 0
+        return 1.0 / (1.0 + np.exp(-values))
+
+
+def log_sigmoid(values: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
+    """Return the logarithm of `sigmoid`, which is finite."""
+    return -np.logaddexp(0.0, -values)
 
 
 def _below_best(

@@ -6,8 +6,8 @@ from typing import Annotated, Any, cast
 import numpy as np
 from jaxtyping import Float64, Int32, Int64
 from msgspec import Meta
-from scipy.special import expit, softmax
 
+from mis_core.calibration import softmax
 from mis_core.config import Activation
 from mis_core.errors import RequestError
 from mis_core.requests import ScoreRequest
@@ -33,7 +33,7 @@ from mis_core.tasks.fields.values import (
 )
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Fields
-from mis_core.tasks.probabilities import check_finite
+from mis_core.tasks.probabilities import check_finite, sigmoid
 from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.joined import whole_sequences
 
@@ -98,8 +98,8 @@ def activated(values: Float64[np.ndarray, "rows labels"], activation: Activation
     """
     check_finite(values)
     if activation == "softmax":
-        return softmax(values, axis=1)
-    return expit(values) if activation == "sigmoid" else values
+        return softmax(values)
+    return sigmoid(values) if activation == "sigmoid" else values
 
 
 def read_inputs(value: object, tokenizer: Tokenizer | None, limits: Limits) -> list[str] | TokenRows:

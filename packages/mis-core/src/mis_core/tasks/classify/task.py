@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 from jaxtyping import Float32, Float64
-from scipy.special import log_expit
 
 from mis_core.calibration import Calibrations, Identity, label_tuples, log_softmax
 from mis_core.config import Activation
@@ -22,7 +21,7 @@ from mis_core.tasks.classify.body import (
 from mis_core.tasks.fields.body import check_model, read_body
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Fields, ServedModels, Task
-from mis_core.tasks.probabilities import applied
+from mis_core.tasks.probabilities import applied, log_sigmoid
 from mis_core.tasks.served import check_task
 from mis_core.tasks.usage import Usage
 from mis_core.tokenization import Tokenizer
@@ -105,7 +104,7 @@ def finish_classify(
 def classify_logprobs(values: Float64[np.ndarray, "inputs values"]) -> Float64[np.ndarray, "inputs labels"]:
     """Return the log-probabilities of labels; for a head with one row, of its sigmoid and of the rest."""
     if values.shape[1] == 1:
-        return np.concatenate([log_expit(-values), log_expit(values)], axis=1)
+        return np.concatenate([log_sigmoid(-values), log_sigmoid(values)], axis=1)
     return log_softmax(values)
 
 

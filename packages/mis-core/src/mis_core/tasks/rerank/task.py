@@ -9,7 +9,6 @@ from functools import partial
 
 import numpy as np
 from jaxtyping import Float64, Int32
-from scipy.special import expit, log_expit
 
 from mis_core.calibration import Calibrations, Entry, Identity, digest_of, label_tuples
 from mis_core.errors import RequestError
@@ -19,7 +18,14 @@ from mis_core.tasks.fields.item_errors import ItemErrors
 from mis_core.tasks.fields.values import check_characters, check_count
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Fields, ServedModels, Task
-from mis_core.tasks.probabilities import applied, check_finite, label_log_softmax, label_softmax
+from mis_core.tasks.probabilities import (
+    applied,
+    check_finite,
+    label_log_softmax,
+    label_softmax,
+    log_sigmoid,
+    sigmoid,
+)
 from mis_core.tasks.recipes.recipe import Recipe
 from mis_core.tasks.recipes.recognition import rerank_labels, rerank_recipe
 from mis_core.tasks.rerank.body import Document, RerankBody
@@ -128,7 +134,7 @@ def rerank_logprobs(request: ScoreRequest, output: EngineOutput) -> Float64[np.n
     """Return the logarithms of the probabilities of irrelevant and relevant; of a head with one row, of its sigmoid."""
     if output.logits.shape[1] == 1:
         value = output.logits[:, 0].astype(np.float64)
-        return np.stack([log_expit(-value), log_expit(value)], axis=1)
+        return np.stack([log_sigmoid(-value), log_sigmoid(value)], axis=1)
     return label_log_softmax(output.logits, request.label_ids >= 0)
 
 
@@ -146,7 +152,7 @@ def _relevance(request: ScoreRequest, output: EngineOutput, entry: Entry | None)
     if entry is not None:
         return entry.apply(rerank_logprobs(request, output))[:, -1]
     if output.logits.shape[1] == 1:
-        return expit(output.logits[:, 0].astype(np.float64))
+        return sigmoid(output.logits[:, 0].astype(np.float64))
     return label_softmax(output.logits, request.label_ids >= 0)[:, -1].astype(np.float64)
 
 
