@@ -62,6 +62,12 @@ def test_the_front_answers_without_importing_jax(checkpoint: Path) -> None:
     assert modules.isdisjoint(FORBIDDEN), modules & FORBIDDEN
 
 
+def test_what_starts_the_engine_needs_neither_fastapi_nor_scipy() -> None:
+    code = "import sys, mis_server.serving; print(*{'fastapi', 'scipy', 'mis_server.app'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == []
+
+
 @pytest.mark.full
-def test_the_check_above_can_fail(checkpoint: Path) -> None:
+def test_the_check_of_jax_can_fail(checkpoint: Path) -> None:
     assert modules_after_a_request(checkpoint, "jax", "flax", "mis_kernels") >= OF_THE_ENGINE

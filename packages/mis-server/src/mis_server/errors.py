@@ -9,9 +9,9 @@ import traceback
 from http import HTTPStatus
 
 import msgspec
-from fastapi import FastAPI, Request
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -211,7 +211,7 @@ def internal_error() -> Response:
     return error_reply("internal_error", "The server failed on this request; its log says why.")
 
 
-def install_error_handlers(app: FastAPI) -> None:
+def install_error_handlers(app: Starlette) -> None:
     """Answer every expected exception with the envelope. Unexpected ones are left to `edge.middleware`."""
 
     async def handle(request: Request, error: Exception) -> Response:

@@ -11,20 +11,22 @@ import socket
 import time
 from collections.abc import Iterator
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from mis_core.errors import ConfigError
-from mis_core.process.heap import return_freed_memory
+from mis_core.process.heap import return_freed_memory, without_collection
 from mis_core.process.wire import Ready
-from mis_server.app import create_app, has_playground
 from mis_server.edge.memory import return_memory_between
 from mis_server.edge.protocol import Protocol
 from mis_server.edge.tls import tls_context
 from mis_server.model import running_model
-from mis_server.service import HttpService
 from mis_server.settings import ServerConfig
+
+if TYPE_CHECKING:
+    from mis_server.service import HttpService
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,9 @@ async def serve(settings: ServerConfig) -> None:
     tls_context(settings)  # reports errors before the model is loaded
     with listen(settings) as listener:
         async with running_model(settings.engine, names=settings.model_names, limits=settings.limits) as model:
+            with without_collection():  # a quarter of a second, in which the engine starts
+                from mis_server.app import create_app
+
             app = create_app(model, settings)
             http = _HttpServer(uvicorn_config(settings, app))
             serving = asyncio.create_task(http.serve(sockets=[listener]))
@@ -107,7 +112,7 @@ class _HttpServer(uvicorn.Server):
         yield  # the handlers stay: the engine is not closed yet
 
 
-def uvicorn_config(settings: ServerConfig, app: FastAPI) -> uvicorn.Config:
+def uvicorn_config(settings: ServerConfig, app: Starlette) -> uvicorn.Config:
     """Return the configuration of the HTTP server.
 
     Raises:
@@ -152,8 +157,10 @@ def listen(settings: ServerConfig) -> socket.socket:
     return listener
 
 
-def _summary(settings: ServerConfig, service: HttpService, info: Ready, url: str) -> str:
+def _summary(settings: ServerConfig, service: "HttpService", info: Ready, url: str) -> str:
     """Return what an operator wants to see at startup, one line each."""
+    from mis_server.app import has_playground
+
     lines = {
         "model": settings.model_name,
         **info.summary,
