@@ -69,6 +69,7 @@ def make_reads(graph: Any, weights: Any, mesh: Mesh) -> Reads:
         return jax.jit(on_all, donate_argnums=donated, out_shardings=sharding)
 
     each, decoder = P(DATA), nnx.merge(graph, weights)
+    options = dict(decoder.backend.brief) or None
     by_row = NamedSharding(mesh, each)
     # A row has the same bits in all numbers of rows.
     takes_few = not is_sharded and decoder.backend.takes_few_rows(decoder.config.embed)
@@ -86,6 +87,6 @@ def make_reads(graph: Any, weights: Any, mesh: Mesh) -> Reads:
         log_sum_exp=on_each_device(partial(log_sum_exp, is_sharded=is_sharded)),
         most_probable=on_each_device(most_probable),
         hold_logits=held,
-        next_tokens=jax.jit(draw, donate_argnums=(3, 4), out_shardings=by_row),
-        count_written=jax.jit(count, donate_argnums=0, out_shardings=by_row),
+        next_tokens=jax.jit(draw, donate_argnums=(3, 4), out_shardings=by_row, compiler_options=options),
+        count_written=jax.jit(count, donate_argnums=0, out_shardings=by_row, compiler_options=options),
     )

@@ -8,6 +8,8 @@ of `mis_kernels.operations`, which checks them.
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import jax.numpy as jnp
@@ -38,6 +40,7 @@ class Backend(ABC):
             their own that `for_mixed_steps` lays out; 0: one layout serves every context.
         folds_norms: Whether the weights of norms are multiplied into those of the products after them when a model is
             loaded. Then products take rows as they are, and a factor for each row that comes after the sum.
+        brief: Options of XLA for programs that it takes long to compile and that run as fast with less of its work.
         heads: Heads of one device.
         dtype: Type of weights and activations.
     """
@@ -50,6 +53,7 @@ class Backend(ABC):
     contexts: ClassVar[int] = 8
     mixed_context: ClassVar[int] = 0
     folds_norms: ClassVar[bool] = False
+    brief: ClassVar[Mapping[str, bool | int]] = MappingProxyType({})
 
     heads: HeadShape
     dtype: str

@@ -1,5 +1,6 @@
 """Plain XLA as a backend, and what the others leave to it."""
 
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import jax.numpy as jnp
@@ -130,6 +131,7 @@ class XlaCpuBackend(XlaBackend):
     drawn_rows = 1
     vocab_chunk = 8192
     keeps_bits = True
+    brief = MappingProxyType({"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False})
 
     @property
     def log_sum_exp_rows(self) -> int:
