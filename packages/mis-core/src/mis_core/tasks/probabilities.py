@@ -51,13 +51,13 @@ def label_log_softmax(
         return log_softmax(_below_best(logits, is_label) / temperature)
 
 
-def sigmoid(values: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+def sigmoid(values: Float64[np.ndarray, "*rows"]) -> Float64[np.ndarray, "*rows"]:
     """Return `1 / (1 + exp(-values))`."""
     with np.errstate(over="ignore"):  # of what is far below zero, whose sigmoid is 0
         return 1.0 / (1.0 + np.exp(-values))
 
 
-def log_sigmoid(values: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+def log_sigmoid(values: Float64[np.ndarray, "*rows"]) -> Float64[np.ndarray, "*rows"]:
     """Return the logarithm of `sigmoid`, which is finite."""
     return -np.logaddexp(0.0, -values)
 
