@@ -105,9 +105,10 @@ __m512 rounded(__m512 x) {
 
 // Computes the products of rows and kWidth times 16 columns of weights, with kOffset; `stride` is between rows of sums.
 template <int kHeight, int kWidth>
-[[gnu::always_inline]] inline void multiply(const int8_t* x, const uint8_t* weights, int64_t depth, const int32_t* starts, int32_t* sums,
+void multiply(const int8_t* x, const uint8_t* weights, int64_t depth, const int32_t* starts, int32_t* sums,
               int64_t stride) {
-  __m512i sum[kHeight][kWidth];
+  __m512i sum[kHeight][kWidth];  // registers, if loops over rows are unrolled early: else copied to memory and back
+#pragma GCC unroll 6
   for (int r = 0; r < kHeight; ++r) {
     const __m512i start = _mm512_set1_epi32(starts[r]);
     for (int t = 0; t < kWidth; ++t) sum[r][t] = start;
@@ -115,6 +116,7 @@ template <int kHeight, int kWidth>
   for (int64_t k = 0; k < depth; k += 4) {
     __m512i w[kWidth];
     for (int t = 0; t < kWidth; ++t) w[t] = _mm512_loadu_si512(weights + t * depth * kVector + k * kVector);
+#pragma GCC unroll 6
     for (int r = 0; r < kHeight; ++r) {
       int32_t four;
       std::memcpy(&four, x + r * depth + k, 4);
@@ -122,6 +124,7 @@ template <int kHeight, int kWidth>
       for (int t = 0; t < kWidth; ++t) sum[r][t] = _mm512_dpbusd_epi32(sum[r][t], w[t], row);
     }
   }
+#pragma GCC unroll 6
   for (int r = 0; r < kHeight; ++r) {
     for (int t = 0; t < kWidth; ++t) _mm512_store_si512(sums + r * stride + t * kVector, sum[r][t]);
   }
