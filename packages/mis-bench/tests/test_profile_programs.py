@@ -72,14 +72,14 @@ def packed_in_float32(layers: int) -> packed.PackedWeight:
 
 def tiled_in_int8(layers: int) -> int8.TiledWeight:
     values, scales = np.ones((layers, DEPTH, COLUMNS), np.int8), np.ones((layers, COLUMNS), np.float32)
-    return int8.tile(QuantizedWeight(values, scales, block=1))
+    return int8.tile(QuantizedWeight(values, scales, block=1), DEPTH)
 
 
 @pytest.mark.parametrize(
     ("stack", "call", "expected"),
     [
         (packed_in_float32, "mis_float32_packed_linear", 4 * (ROWS * DEPTH + DEPTH * COLUMNS) + 4),
-        (tiled_in_int8, "mis_int8_product", ROWS * (DEPTH + 4) + (DEPTH + 4) * COLUMNS + 4),
+        (tiled_in_int8, "mis_int8_product", 4 * ROWS * DEPTH + (DEPTH + 4) * COLUMNS + 4),
     ],
 )
 @pytest.mark.parametrize("layers", [1, 3])

@@ -8,7 +8,7 @@ _WIDTHS = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 2, 8: 4, 9: 8, 10: 2, 11: 4, 1
 """Bytes of an element, by its type in `xla_data.proto`: booleans, integers, floats and bfloat16."""
 
 _STACKS: Mapping[str, Sequence[int]] = {
-    "mis_packed_linear": (1,), "mis_float32_packed_linear": (1,), "mis_int8_product": (2, 3),
+    "mis_packed_linear": (1,), "mis_float32_packed_linear": (1,), "mis_int8_product": (1, 2),
 }  # fmt: skip
 """Operands of native calls that hold every layer's weights, of which a call reads one layer's."""
 
