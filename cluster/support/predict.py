@@ -53,6 +53,7 @@ FLAGS = (
     *("--dtype", "float32", "--skip-warmup"),
     *("--chunked-prefill-size", str(STEP_TOKENS), "--max-total-tokens", str(CACHE_TOKENS)),
 )
+_DEATH_S = 30
 _SEEDS = range(3)
 
 
@@ -170,8 +171,10 @@ class _Away:
     threads: list[threading.Thread] = field(default_factory=list)
 
     def die(self) -> None:
+        """Kill it, and return when its port is closed: what is asked while a process ends is taken, and lost, too."""
         self.died = time.monotonic()
         os.killpg(self.replica.process.pid, signal.SIGKILL)
+        self.replica.process.wait(_DEATH_S)
 
     def begin_to_return(self) -> None:
         self.threads.append(threading.Thread(target=self._return))
