@@ -23,7 +23,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any
         calls.append({"name": name, **{key: options[key] for key in ("revision", "cache_dir")}})
         return str(tmp_path / name.replace("/", "--"))
 
-    monkeypatch.setattr("mis_core.hub.snapshot_download", snapshot_download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     return calls
 
 
@@ -60,7 +60,7 @@ def test_the_files_that_describe_a_model_are_downloaded_not_code(
         wanted.extend(filter_repo_objects(files, allow_patterns=allow_patterns))
         return str(tmp_path)
 
-    monkeypatch.setattr("mis_core.hub.snapshot_download", snapshot_download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     resolve(EngineConfig(model="a/model"))
     assert wanted == files[:3]
 
@@ -89,7 +89,7 @@ def test_a_revision_of_a_directory_is_refused(checkpoint: Path) -> None:
 
 
 def test_a_revision_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mis_core.hub.snapshot_download", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: 1 / 0)
     with pytest.raises(ModelError, match="'a/model at v9' is neither a directory nor available"):
         resolve(EngineConfig(model="a/model", revision="v9"))
 

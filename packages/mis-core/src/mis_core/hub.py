@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from huggingface_hub import constants, snapshot_download
 
 from mis_core.config import CALIBRATION_FILE, EngineConfig
 from mis_core.errors import ConfigError, ModelError
@@ -100,6 +99,8 @@ def resolve_model(model: str, revision: str | None = None, download_dir: str | N
         raise ModelError(f"Model file {model!r} does not exist.")
     if not _is_name(model):
         raise ModelError(f"Model directory {model!r} does not exist.")
+    from huggingface_hub import snapshot_download  # only now: a tenth of a start, and most models are local files
+
     try:
         return Path(snapshot_download(model, revision=revision, cache_dir=download_dir, allow_patterns=_FILES))
     except Exception as error:  # the client raises many unrelated types; all mean the same to the user
@@ -120,6 +121,8 @@ def kept_at(model: str, download_dir: str | None = None) -> Path:
     """
     if os.path.exists(model) or not _is_name(model):  # noqa: PTH110 - Path's raises for a name that is too long
         return Path(model)
+    from huggingface_hub import constants
+
     # The client's own function for this refuses what is no name.
     folder = constants.REPO_ID_SEPARATOR.join(["models", *model.split("/")])
     return Path(download_dir or constants.HF_HUB_CACHE) / folder

@@ -19,6 +19,7 @@ from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.process.quarantine import RequestRefused
 from mis_server.schemas import system_one
 from mis_server.schemas.errors import ErrorDetail, ErrorReply
+from mis_server.tokenizers.pool import TokenizersUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -173,10 +174,6 @@ _HEADERS = {
 
 _MESSAGE_CHARACTERS = 500
 _CLIENT_CLOSED_REQUEST = 499  # only logged: the client is gone; nginx uses this number
-
-
-class TokenizersUnavailable(EngineUnavailable):
-    """The processes that tokenise texts cannot be started; its message is for clients."""
 
 
 class _ErrorResponse(Response):

@@ -14,18 +14,18 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
-from starlette.applications import Starlette
 
 from mis_core.errors import ConfigError
 from mis_core.process.heap import return_freed_memory, without_collection
 from mis_core.process.wire import Ready
 from mis_server.edge.memory import return_memory_between
-from mis_server.edge.protocol import Protocol
 from mis_server.edge.tls import tls_context
 from mis_server.model import running_model
 from mis_server.settings import ServerConfig
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
     from mis_server.service import HttpService
 
 logger = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class _HttpServer(uvicorn.Server):
         yield  # the handlers stay: the engine is not closed yet
 
 
-def uvicorn_config(settings: ServerConfig, app: Starlette) -> uvicorn.Config:
+def uvicorn_config(settings: ServerConfig, app: "Starlette") -> uvicorn.Config:
     """Return the configuration of the HTTP server.
 
     Raises:
@@ -121,7 +121,7 @@ def uvicorn_config(settings: ServerConfig, app: Starlette) -> uvicorn.Config:
     tls = tls_context(settings)
     return uvicorn.Config(
         app,
-        http=Protocol,
+        http="mis_server.edge.protocol:Protocol",  # imported by uvicorn, when the engine has started
         ws="none",
         lifespan="off",
         log_config=None,

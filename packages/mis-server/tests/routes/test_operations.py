@@ -14,8 +14,8 @@ import mis_core
 import mis_server
 from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable
-from mis_server.errors import TokenizersUnavailable
 from mis_server.settings import ServerConfig
+from mis_server.tokenizers.pool import TokenizersUnavailable
 
 Connect = Callable[..., httpx.Client]
 

@@ -23,11 +23,10 @@ from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.score.task import SCORE
 from mis_core.tokenization import Tokenizer
-from mis_server.errors import TokenizersUnavailable
 from mis_server.tokenizers import pool as tokenizer_pool
 from mis_server.tokenizers import process as tokenizer_process
 from mis_server.tokenizers.decoding import decode_body, parse_text
-from mis_server.tokenizers.pool import TokenizerPool
+from mis_server.tokenizers.pool import TokenizerPool, TokenizersUnavailable
 from mis_server.tokenizers.process import TokenizerProcess
 from mis_server.tokenizers.tokens import detokenize, tokenize
 

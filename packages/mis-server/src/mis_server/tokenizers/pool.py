@@ -11,7 +11,6 @@ from typing import Any, Self, TypeVar
 
 from mis_core.errors import EngineUnavailable, ModelError
 from mis_core.tokenization import Tokenizer
-from mis_server.errors import TokenizersUnavailable
 from mis_server.tokenizers.process import ProcessEnded, TokenizerProcess
 from mis_server.tokenizers.rendering import Faults
 
@@ -31,6 +30,10 @@ _SMALL_CPU_S = 2.0  # a small job that computes longer, for whatever reason, is 
 _LOOK_S = 0.1  # between looks at that
 
 Result = TypeVar("Result")
+
+
+class TokenizersUnavailable(EngineUnavailable):
+    """The processes that tokenise texts cannot be started; its message is for clients."""
 
 
 @dataclass(order=True, slots=True)
