@@ -62,10 +62,11 @@ def test_the_front_answers_without_importing_jax(checkpoint: Path) -> None:
     assert modules.isdisjoint(FORBIDDEN), modules & FORBIDDEN
 
 
-def test_what_starts_the_engine_needs_neither_fastapi_nor_scipy() -> None:
-    code = "import sys, mis_server.serving; print(*{'fastapi', 'scipy', 'mis_server.app'} & {*sys.modules})"
+def test_what_starts_the_engine_imports_nothing_of_http() -> None:
+    code = "import sys, mis_server.serving; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout.split() == []
+    late = {"fastapi", "starlette", "pydantic", "huggingface_hub", "scipy", "mis_server.app"}
+    assert late.isdisjoint(done.stdout.split())
 
 
 @pytest.mark.full

@@ -19,16 +19,18 @@ _ARENAS = 2
 
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
-    """Do not look for unreachable cycles of objects.
+    """Do not look for unreachable cycles of objects, and never at those that are there at the end.
 
-    Nearly all that imports, and traces of compiled steps, make stays. Python would look through it again and again: a
-    fifth of the time of imports, and about a tenth of that of traces.
+    Nearly all that imports, and traces of compiled steps, make stays: of an engine's 241,000 objects, all but ten.
+    Python would look through it again and again: a fifth of the time of imports, about a tenth of that of traces, and
+    0.15 s at once when they have ended.
     """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
         if was_enabled:
             gc.enable()
 

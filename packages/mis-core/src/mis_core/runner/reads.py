@@ -71,9 +71,9 @@ def make_reads(graph: Any, weights: Any, mesh: Mesh) -> Reads:
     each, decoder = P(DATA), nnx.merge(graph, weights)
     options = dict(decoder.backend.brief) or None
     by_row = NamedSharding(mesh, each)
-    # A row has the same bits in all numbers of rows.
+    # A row has the same bits in all numbers of rows; 2 and 4 take as long as 8, in which weights are read.
     takes_few = not is_sharded and decoder.backend.takes_few_rows(decoder.config.embed)
-    counts = [1 << power for power in range(SAMPLED_ROWS.bit_length())] if takes_few else [SAMPLED_ROWS]
+    counts = [1, 8, 16, 32, SAMPLED_ROWS] if takes_few else [SAMPLED_ROWS]
     choose_rows = jax.shard_map(lambda hidden, rows: hidden[rows], mesh=mesh, in_specs=(each, each), out_specs=each)
     count = jax.shard_map(count_written, mesh=mesh, in_specs=(each,) * 4, out_specs=each)
     draw = partial(next_tokens, at_a_time=decoder.backend.drawn_rows)

@@ -60,10 +60,6 @@ class Runner:
         self._windows = windows_of(config.layers)
         self._cache_shape = cache_shape(config, mesh.shape[DATA], pages, self._backend)
         self._states = config.recurrence, mesh.shape[DATA] * config.recurrent_layers * slots
-        try:  # waiting for it, since a device that lacks the room would say so in the first step
-            self._cache = jax.block_until_ready(self._empty_cache())
-        except jax.errors.JaxRuntimeError as error:
-            raise _no_room(pages * mesh.shape[DATA]) from error
         is_sharded = mesh.shape[TENSOR] > 1  # then rows are streamed
         self._log_sum_exp_rows = self._backend.normalised_rows if is_sharded else self._backend.log_sum_exp_rows
         self._sizes = token_buckets(shape.tokens)
@@ -81,7 +77,12 @@ class Runner:
         options["in_shardings"] += (None,)
         self._decode = jax.jit(partial(decode, steps[False]), **options)
         self._reads = make_reads(graph, self._weights, mesh)
-        self._slots = Slots(mesh, config.head_rows, self._reads, self._weights)
+        try:
+            self._cache = self._empty_cache()
+            self._slots = Slots(mesh, config.head_rows, self._reads, self._weights)
+            jax.block_until_ready(self._cache)  # a device that lacks the room would say so in the first step
+        except jax.errors.JaxRuntimeError as error:
+            raise _no_room(pages * mesh.shape[DATA]) from error
 
     def _empty_cache(self) -> Cache:
         by_page, by_slot = jax.tree.map(partial(NamedSharding, self.mesh), (BY_PAGE, BY_SLOT))
