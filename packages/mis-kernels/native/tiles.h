@@ -21,6 +21,7 @@
 namespace mis {
 
 constexpr int kTileKeys = 256;   // keys in a tile; a multiple of 32
+constexpr int kVectorStrip = 56; // rows that are worked on together without tile registers: whole blocks of vectors
 constexpr float kLowest = -1e30f;
 constexpr float kHeadroom = 60.0f;  // powers of 2 by which a weight may exceed 1
 
@@ -102,8 +103,8 @@ struct Rows {
   Buffer<float> sum;         // [rows, dim]: values weighted so far
   Buffer<float> reference;   // [rows], in units of the exponent of 2
   Buffer<float> total;       // [rows, 16]: sums of weights so far, of every 16th pair of keys
-  Buffer<float> logits;      // [2, kStrip, 32]
-  Buffer<uint16_t> weights;  // [kStrip, kTileKeys]
+  Buffer<float> logits;      // [2, kVectorStrip, 32]
+  Buffer<uint16_t> weights;  // [kVectorStrip, kTileKeys]
   Buffer<float> spill;       // [16, 16]
 
   void reset(int rows, int dim) {
@@ -112,7 +113,7 @@ struct Rows {
     std::memset(sum.ensure(padded * dim), 0, padded * dim * 4);
     std::memset(total.ensure(padded * 16), 0, padded * 16 * 4);
     std::fill_n(reference.ensure(padded), padded, kLowest);
-    logits.ensure(2 * kStrip * 32), weights.ensure(kStrip * kTileKeys), spill.ensure(256);
+    logits.ensure(2 * kVectorStrip * 32), weights.ensure(kVectorStrip * kTileKeys), spill.ensure(256);
   }
 
   // Raises the reference of a row to its best logit and scales what was summed so far, and the weights of this tile's
@@ -243,8 +244,9 @@ inline void multiply_values(const uint16_t* weights, const uint16_t* v, int live
 inline void attend_tile(Rows& rows, const PackedKeys& keys, int first, int count, int dim, Logits of_products,
                         const int32_t* from, const int32_t* until, int start, bool has_tiles) {
   const int64_t tiles_of_key = dim / 32, tiles_of_keys = dim / 16;
-  for (int begin = 0; begin < count; begin += kStrip) {
-    const int live = std::min(kStrip, count - begin);
+  const int strip = has_tiles ? kStrip : kVectorStrip;
+  for (int begin = 0; begin < count; begin += strip) {
+    const int live = std::min(strip, count - begin);
     int32_t earliest = from[begin], latest = earliest, lowest = until[begin], highest = lowest;
     for (int row = 1; row < live; ++row) {
       earliest = std::min(earliest, from[begin + row]), latest = std::max(latest, from[begin + row]);
@@ -254,7 +256,7 @@ inline void attend_tile(Rows& rows, const PackedKeys& keys, int first, int count
     const int least = lowest - start, most = std::min(highest - start, kTileKeys);
     if (most <= skipped) continue;
     const uint16_t* q = rows.q.data() + static_cast<size_t>(first + begin) * dim;
-    const auto logits = [&](int n) { return rows.logits.data() + n / 32 % 2 * kStrip * 32; };
+    const auto logits = [&](int n) { return rows.logits.data() + n / 32 % 2 * kVectorStrip * 32; };
     const auto multiply = [&](int n) {
       const uint16_t* k = keys.k.data() + static_cast<size_t>(n) * dim;
       const Columns columns = {k, tiles_of_key * kTile, kTile};
