@@ -41,26 +41,35 @@ struct Problem {
   int64_t own_first(int64_t t) const { return std::max<int64_t>(segment_start[t], t + 1 - window); }
 };
 
-// A run of tokens with one context; the unit of work is one KV head's rows of it.
+// A run of tokens with one context, by their numbers among those that see anything; the unit of work is one KV head's
+// rows of it.
 struct Block {
   int64_t begin, end;
 };
 
-template <typename Attention>
-std::vector<Block> cut(const Problem<Attention>& p) {
-  const int64_t most = std::max<int64_t>(kBlockRows / p.group(), 1);
+struct Work {
+  std::vector<int64_t> tokens;  // that see anything
   std::vector<Block> blocks;
+};
+
+template <typename Attention>
+Work cut(const Problem<Attention>& p) {
+  const int64_t most = std::max<int64_t>(kBlockRows / p.group(), 1);
+  Work work;
   for (int64_t t = 0; t < p.tokens; ++t) {
     const bool sees = p.context_len[t] > 0;
-    const bool joins = !blocks.empty() && blocks.back().end == t && t - blocks.back().begin < most &&
-                       (!sees || p.context_id[t] == p.context_id[blocks.back().begin]);
+    if (!sees && p.segment_start[t] > t) continue;
+    const int64_t number = work.tokens.size();
+    work.tokens.push_back(t);
+    const bool joins = !work.blocks.empty() && number - work.blocks.back().begin < most &&
+                       (!sees || p.context_id[t] == p.context_id[work.tokens[work.blocks.back().begin]]);
     if (joins) {
-      blocks.back().end = t + 1;
+      work.blocks.back().end = number + 1;
     } else {
-      blocks.push_back({t, t + 1});
+      work.blocks.push_back({number, number + 1});
     }
   }
-  return blocks;
+  return work;
 }
 
 template <typename Attention>
@@ -71,70 +80,75 @@ struct Scratch {
 };
 
 template <typename Attention>
-void attend_context(const Problem<Attention>& p, int64_t head, Block block, Scratch<Attention>& scratch) {
+void attend_context(const Problem<Attention>& p, int64_t head, const int64_t* tokens, int64_t count,
+                    Scratch<Attention>& scratch) {
   const int group = p.group(), dim = p.dim;
-  int64_t longest = 0, earliest = INT64_MAX, context = p.context_id[block.begin];
-  for (int64_t t = block.begin; t < block.end; ++t) {
+  int64_t longest = 0, earliest = INT64_MAX, context = p.context_id[tokens[0]];
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t t = tokens[i];
     if (p.context_len[t] > longest) longest = p.context_len[t], context = p.context_id[t];
     if (p.context_first(t) < p.context_len[t]) earliest = std::min(earliest, p.context_first(t));
   }
   const int32_t* table = p.page_table + context * p.pages_per_context;
   const int64_t head_pages = head * p.pages;
-  const int rows = (block.end - block.begin) * group;
+  const int rows = count * group;
   int32_t *from = scratch.from.ensure(rows), *until = scratch.until.ensure(rows);
   for (int row = 0; row < rows; ++row) {
-    const int64_t t = block.begin + row / group;
+    const int64_t t = tokens[row / group];
     from[row] = p.context_first(t), until[row] = p.context_len[t];
   }
   for (int64_t start = earliest / Attention::kTileKeys * Attention::kTileKeys; start < longest; start += Attention::kTileKeys) {
-    const int count = std::min<int64_t>(Attention::kTileKeys, longest - start);
+    const int keys = std::min<int64_t>(Attention::kTileKeys, longest - start);
     const auto at = [&](const auto* pages, int n) {
       const int64_t position = start + n;
       return pages + ((head_pages + table[position / p.page_size]) * p.page_size + position % p.page_size) * dim;
     };
-    scratch.keys.pack(count, dim, [&](int n) { return at(p.k_pages, n); }, [&](int n) { return at(p.v_pages, n); });
+    scratch.keys.pack(keys, dim, [&](int n) { return at(p.k_pages, n); }, [&](int n) { return at(p.v_pages, n); });
     attend_tile(scratch.rows, scratch.keys, 0, rows, dim, p.logits, from, until, start, p.has_tiles);
   }
 }
 
 template <typename Attention>
-void attend_own(const Problem<Attention>& p, int64_t head, Block block, Scratch<Attention>& scratch) {
+void attend_own(const Problem<Attention>& p, int64_t head, const int64_t* tokens, int64_t count,
+                Scratch<Attention>& scratch) {
   const int group = p.group(), dim = p.dim;
-  for (int64_t t = block.begin, end; t < block.end; t = end) {
-    const int64_t first = p.segment_start[t];
-    end = t + 1;
-    if (first > t) continue;
-    while (end < block.end && p.segment_start[end] == first) ++end;
-    const int rows = (end - t) * group;
+  for (int64_t i = 0, next; i < count; i = next) {
+    const int64_t first = p.segment_start[tokens[i]];
+    next = i + 1;
+    if (first > tokens[i]) continue;
+    while (next < count && p.segment_start[tokens[next]] == first) ++next;
+    const int rows = (next - i) * group;
     int32_t *from = scratch.from.ensure(rows), *until = scratch.until.ensure(rows);
-    for (int row = 0; row < rows; ++row) from[row] = p.own_first(t + row / group), until[row] = t + row / group + 1;
+    for (int row = 0; row < rows; ++row) {
+      const int64_t t = tokens[i + row / group];
+      from[row] = p.own_first(t), until[row] = t + 1;
+    }
+    const int64_t end = tokens[next - 1] + 1;
     const int64_t skipped = (from[0] - first) / Attention::kTileKeys * Attention::kTileKeys;
     for (int64_t start = first + skipped; start < end; start += Attention::kTileKeys) {
-      const int count = std::min<int64_t>(Attention::kTileKeys, end - start);
+      const int keys = std::min<int64_t>(Attention::kTileKeys, end - start);
       const auto at = [&](const auto* x, int n) { return x + ((start + n) * p.kv_heads + head) * dim; };
-      scratch.keys.pack(count, dim, [&](int n) { return at(p.k, n); }, [&](int n) { return at(p.v, n); });
-      const int64_t row = (t - block.begin) * group;
-      attend_tile(scratch.rows, scratch.keys, row, rows, dim, p.logits, from, until, start, p.has_tiles);
+      scratch.keys.pack(keys, dim, [&](int n) { return at(p.k, n); }, [&](int n) { return at(p.v, n); });
+      attend_tile(scratch.rows, scratch.keys, i * group, rows, dim, p.logits, from, until, start, p.has_tiles);
     }
   }
 }
 
 template <typename Attention>
-void attend_block(const Problem<Attention>& p, int64_t head, Block block, Scratch<Attention>& scratch) {
-  const int64_t group = p.group(), dim = p.dim, count = block.end - block.begin;
+void attend_block(const Problem<Attention>& p, int64_t head, const int64_t* tokens, int64_t count,
+                  Scratch<Attention>& scratch) {
+  const int64_t group = p.group(), dim = p.dim;
+  const auto place = [&](int64_t i) { return (tokens[i] * p.heads + head * group) * dim; };
   scratch.rows.reset(count * group, dim);
   if (p.has_tiles) Attention::configure(count * group);
   auto* q = scratch.rows.q.data();
-  for (int64_t t = 0; t < count; ++t) {
-    const auto* from = p.q + ((block.begin + t) * p.heads + head * group) * dim;
-    std::memcpy(q + t * group * dim, from, group * dim * sizeof(*q));
-  }
-  attend_context(p, head, block, scratch);
-  attend_own(p, head, block, scratch);
+  for (int64_t i = 0; i < count; ++i) std::memcpy(q + i * group * dim, p.q + place(i), group * dim * sizeof(*q));
+  attend_context(p, head, tokens, count, scratch);
+  attend_own(p, head, tokens, count, scratch);
   const float* sum = scratch.rows.sum.data();
   for (int64_t row = 0; row < count * group; ++row) {
     const float total = scratch.rows.total_of(row);
-    auto* to = p.out + ((block.begin + row / group) * p.heads + head * group + row % group) * dim;
+    auto* to = p.out + place(row / group) + row % group * dim;
     const __m512 share = _mm512_set1_ps(total > 0 ? 1.0f / total : 0.0f);
     for (int64_t d = 0; d < dim; d += 16) {
       Attention::store(to + d, _mm512_mul_ps(share, _mm512_load_ps(sum + row * dim + d)));
@@ -169,11 +183,15 @@ xla::ffi::Error attend(xla::ffi::ThreadPool pool, xla::ffi::Buffer<kType> q, xla
                                       *window.typed_data(),
                                       {scale, cap},
                                       has_tiles};
-  const std::vector<Block> blocks = cut(problem);
-  const int64_t count = blocks.size();
+  const Work work = cut(problem);
+  const int64_t count = work.blocks.size(), size = problem.heads * problem.dim;
+  if (static_cast<int64_t>(work.tokens.size()) < problem.tokens) {
+    std::memset(problem.out, 0, problem.tokens * size * sizeof(*problem.out));  // of those that see nothing
+  }
   const auto some = [=](int64_t unit) {
     thread_local Scratch<Attention> scratch;
-    attend_block(problem, unit / count, blocks[unit % count], scratch);
+    const Block block = work.blocks[unit % count];
+    attend_block(problem, unit / count, work.tokens.data() + block.begin, block.end - block.begin, scratch);
   };
   for_each(pool, count * problem.kv_heads, some);
   return xla::ffi::Error::Success();

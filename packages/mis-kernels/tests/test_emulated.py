@@ -239,11 +239,8 @@ def test_logits_load_each_token_once_for_32_rows(counts: dict[str, dict[str, int
 
 
 def test_a_token_with_its_own_context_has_its_groups_rows(counts: dict[str, dict[str, int]]) -> None:
-    """Padding fills up the rows of the last token only."""
     found, case = counts["single tokens"], ATTENTION["single tokens"]
-    strips = sum(-(-context // 32) + 1 for context in case.contexts[:-1])  # of keys; the token is the last
-    products = strips * 2 * 2 * case.head_dim // 32
-    assert found["rows"] == products * case.group + (found["multiplied_bfloat16"] - products) * 16
+    assert found["rows"] == found["multiplied_bfloat16"] * case.group
 
 
 @pytest.mark.parametrize("rows", INT8_ROWS)

@@ -23,7 +23,7 @@ def test_hidden_states_of_padding_are_zeros(family: str, checkpoint_factory: Cal
     graph, weights = nnx.split(load_decoder(path, read_model_config(path), jnp.dtype("float32"), progress=False))
     seen = np.array([True, False, True] + [False] * 61)
 
-    def attend(q: Array, k: Array, v: Array, cache: None, layer: Array) -> tuple[Array, None]:
+    def attend(q: Array, k: Array, v: Array, cache: None, layer: Array, rows: object) -> tuple[Array, None]:
         return jnp.where(seen[:, None, None], q, 0), cache  # padding sees nothing
 
     def run(weights: nnx.State, tokens: Array, rows: Array) -> Array:

@@ -92,7 +92,7 @@ def recur_plainly(shape: RecurrentShape) -> Callable:
 
 
 def attend_plainly(config: ModelConfig) -> Callable:
-    def attend(q: Array, k: Array, v: Array, cache: Any, layer: Array) -> tuple[Array, Any]:
+    def attend(q: Array, k: Array, v: Array, cache: Any, layer: Array, rows: Any) -> tuple[Array, Any]:
         k, v = (jnp.repeat(x, config.attention.group, axis=1).astype(jnp.float32) for x in (k, v))
         logits = jnp.einsum("qhd,khd->hqk", q.astype(jnp.float32), k) * config.attention_scale
         weights = jax.nn.softmax(jnp.where(jnp.tri(len(q), dtype=bool), logits, -jnp.inf))

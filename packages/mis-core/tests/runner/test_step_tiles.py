@@ -34,9 +34,9 @@ def test_a_step_multiplies_and_loads_no_other_tiles(tmp_path: Path) -> None:
         return out + of_product(rows, config.embed, 2 * config.mlp) + of_product(rows, config.mlp, config.embed)
 
     segments = [Segment(QUERY, context_len=0, paged=True), *[Segment(LENGTH)] * ITEMS]
-    attention = of_attention(
-        Case(segments, (QUERY,), tokens=STEP, kv_heads=kv_heads, group=heads // kv_heads, head_dim=head_dim)
-    )
-    whole = (projection + attention) * len(config.layers) + rest(ROWS) * (len(config.layers) - 1)
-    last = rest(STEP)  # of rows that are chosen: as many as the step has, row 0 in place of those that nobody reads
+    case = Case(segments, (QUERY,), tokens=STEP, kv_heads=kv_heads, group=heads // kv_heads, head_dim=head_dim)
+    whole = (projection + of_attention(case) + rest(ROWS)) * (len(config.layers) - 1)
+    # Of rows that are chosen: as many as the step has, row 0 in place of those that nobody reads.
+    read = {0, *range(QUERY + LENGTH - 1, QUERY + LENGTH * ITEMS, LENGTH)}
+    last = projection + of_attention(case, read) + rest(STEP)
     assert found == whole + last + of_logits(SCORED, config.embed, config.vocab_size)

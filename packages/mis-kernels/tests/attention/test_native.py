@@ -24,7 +24,9 @@ from jax.sharding import PartitionSpec as P
 
 from kernel_cases import NEEDS_FLOAT32, NEEDS_NATIVE, Case, Segment, in_float32
 from mis_kernels import segment_attention, to_bits
+from mis_kernels.backends import choose
 from mis_kernels.backends.native import library
+from mis_kernels.heads import HeadShape
 from mis_testing.devices import environment_with_devices
 from mis_testing.grids import part
 from mis_testing.tolerances import ATTENTION
@@ -57,6 +59,19 @@ def test_every_group_and_width_of_head(point: tuple[int, int]) -> None:
     np.testing.assert_allclose(
         as_float(attend(arrays)), in_float32(arrays), atol=ATTENTION["bfloat16"], rtol=ATTENTION["bfloat16"]
     )
+
+
+@pytest.mark.parametrize("window", [None, 24])
+def test_rows_that_are_read_have_the_same_bits_where_others_see_nothing(window: int | None) -> None:
+    segments = [Segment(600, context=1), *[Segment(20)] * 40, Segment(23, context=2)]
+    arrays = untiled(Case(segments, contexts=(290, 40, 0), group=2, head_dim=32, window=window))
+    whole = attend(arrays)
+    rows = np.array([0, 599, *range(619, 1400, 20), 1401, 1422, 1422], np.int32)
+    backend = choose(HeadShape(2 * arrays["k"].shape[1], arrays["k"].shape[1], 32), "bfloat16", "native")
+    narrowed = attend(arrays | {"segments": jax.jit(backend.narrowed)(arrays["segments"], rows)})
+    np.testing.assert_array_equal(narrowed[rows], whole[rows])
+    assert not np.delete(narrowed, rows, axis=0).any()
+    assert np.delete(whole, rows, axis=0).any(axis=(1, 2))[:1300].all()
 
 
 @pytest.mark.parametrize("page_size", [16, 32, 128, 512])

@@ -1,6 +1,6 @@
 """How many tiles the native library multiplies and loads in AMX's registers, by the shapes of what it computes."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from kernel_cases import Case
@@ -50,24 +50,26 @@ def of_logits(rows: int, depth: int, vocab: int) -> Tiles:
     return Tiles(token_tiles * row_tiles * depth // 32, loads * depth // 32)
 
 
-def of_attention(case: Case) -> Tiles:
+def of_attention(case: Case, read: Collection[int] | None = None) -> Tiles:
     """Return the least tiles of a step's attention: for what each 32 rows of a head see, keys by 32.
 
     Rows are a token's heads of a group, token by token. First they see their contexts, with those of the same context
-    beside them, then their own segments. Segments with pages are part of their contexts. Padding fills up the last rows
-    of those that have a context.
+    beside them, then their own segments. Segments with pages are part of their contexts.
+
+    Args:
+        case: The step.
+        read: Tokens whose result is read; None: all.
     """
     blocks: dict[int, list[int]] = {}
     found = Tiles()
-    for segment in case.segments:
+    for segment, start in zip(case.segments, case.layout("xla")[1].tolist(), strict=True):
         before = case.contexts[segment.context] if segment.context_len is None else segment.context_len
-        positions = [position for position in range(segment.length) for _ in range(case.group)]
+        tokens = [token for token in range(segment.length) if read is None or start + token in read]
+        positions = [position for position in tokens for _ in range(case.group)]
         cached = [before + position + 1 if segment.paged else before for position in positions]
         blocks.setdefault(segment.context, []).extend(cached)
         if not segment.paged:
             found += _of_rows([position + 1 for position in positions], case.head_dim)
-    padding = case.layout("xla")[0].num_tokens - sum(segment.length for segment in case.segments)
-    blocks[case.segments[-1].context] += [0] * padding * case.group
     return sum((_of_rows(seen, case.head_dim) for seen in blocks.values()), found) * case.kv_heads
 
 

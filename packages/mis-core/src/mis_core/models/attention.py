@@ -12,8 +12,11 @@ from mis_kernels.backends import Backend
 from mis_kernels.operations import project
 from mis_kernels.weights import HeadRotations, materialised
 
-Attend = Callable[[Array, Array, Array, Cache, Array], tuple[Array, Cache]]
-"""`(q, k, v, cache, layer) -> (output, cache)`: k and v `[tokens, kv_heads, head_dim]`, q and output with `heads`."""
+Attend = Callable[[Array, Array, Array, Cache, Array, Array | None], tuple[Array, Cache]]
+"""`(q, k, v, cache, layer, rows) -> (output, cache)`: k and v `[tokens, kv_heads, head_dim]`, q and output with heads.
+
+Only `rows` of the output are read; None: all of them.
+"""
 
 
 class AttentionLayer(Block):
@@ -60,7 +63,7 @@ class AttentionLayer(Block):
         with jax.named_scope("attention"):
             normed = self.normed(x, squares, "attention_norm")
             q, k, v = self._project(normed, tables)
-            attended, cache = attend(q, k, v, cache, layer)
+            attended, cache = attend(q, k, v, cache, layer, rows)
             attended = attended.reshape(len(x), -1)
             if rows is not None:
                 x, attended = x[rows], attended[rows]

@@ -141,7 +141,8 @@ class Decoder(nnx.Module):
         is recurrent.
 
         Rows of `PADDING` are zeros, unless a projection back to hidden states has a bias, and native products pass over
-        those at the end. The last layer computes its output projection and its MLP for the chosen rows only.
+        those at the end. The last layer computes its output projection and its MLP for the chosen rows only, and its
+        attention if the backend can.
         """
         rotations_of, attention_at = make_rotations(self.config.layers, positions), _layers_of(self.layers)
         before = recurrent_per_block(self.config.layers)

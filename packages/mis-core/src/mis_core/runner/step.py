@@ -131,7 +131,7 @@ def make_step(
 
             return lax.fori_loop(0, here.exchanges, once, cache)
 
-        def attend(q: Array, k: Array, v: Array, cache: Cache, layer: Array) -> tuple[Array, Cache]:
+        def attend(q: Array, k: Array, v: Array, cache: Cache, layer: Array, rows: Array | None) -> tuple[Array, Cache]:
             first_page = layer * pages
             segments = here.segments.shift_pages(first_page)
             if windows:
@@ -142,6 +142,8 @@ def make_step(
                 )
                 if devices > 1 and len(k) >= PAGE_SIZE:  # smaller steps are decode steps, which exchange nothing
                     k_pages, v_pages = exchange((k_pages, v_pages), (k, v), segments, first_page)
+            if rows is not None and not dense_mask:
+                segments = backend.narrowed(segments, rows)
             out = segment_attention(q, k, v, k_pages, v_pages, segments, **logits, backend=attends)
             return out, cache._replace(key_values=(k_pages, v_pages))
 

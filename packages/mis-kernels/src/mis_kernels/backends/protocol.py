@@ -129,6 +129,13 @@ class Backend(ABC):
             ValueError: more tiles are needed than fit, or the page size does not fit the tiles.
         """
 
+    def narrowed(self, segments: LaidOut, rows: Array) -> LaidOut:
+        """Return segments in which only `rows` need to see anything, since nobody reads what other tokens find.
+
+        By default all see what they did: work for each token is not what takes time.
+        """
+        return segments
+
     @abstractmethod
     def attend(
         self,

@@ -1,5 +1,7 @@
 """The native library as a backend; what it does not take is computed by XLA."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Shaped
@@ -10,7 +12,7 @@ from mis_kernels.backends.native.packed import PackedWeight
 from mis_kernels.backends.xla.backend import XlaCpuBackend
 from mis_kernels.heads import HeadShape
 from mis_kernels.quantized import QuantizedWeight
-from mis_kernels.segments import Segments
+from mis_kernels.segments import NOWHERE, Segments
 from mis_kernels.weights import Weight
 
 
@@ -71,12 +73,36 @@ class NativeProductsBackend(XlaCpuBackend):
     gated_delta = staticmethod(recurrence.gated_delta)
 
 
-class NativeBackend(NativeProductsBackend):
-    """Native attention, too: row by row, so that it needs neither tiles nor alignment."""
+class NativeAttentionBackend(XlaCpuBackend):
+    """Native attention, row by row, so that it needs neither tiles nor alignment, and takes no time for others."""
 
-    name = "native"
     alignment = 1
     context_tile = None
+
+    def tile_capacity(self, tokens: int, limits: StepLimits) -> tuple[int, ...]:
+        """No tiles."""
+        return ()
+
+    def lay_out(self, segments: Segments, page_size: int, capacity: tuple[int, ...] | None = None) -> LaidOut:
+        """Add nothing."""
+        return LaidOut(**vars(segments), tiles=None)
+
+    def narrowed(self, segments: LaidOut, rows: Array) -> LaidOut:
+        """Have other tokens see nothing."""
+        is_read = (jnp.arange(segments.num_tokens)[:, None] == rows).any(axis=1)
+        return dataclasses.replace(
+            segments,
+            context_len=jnp.where(is_read, segments.context_len, 0),
+            segment_start=jnp.where(is_read, segments.segment_start, NOWHERE),
+        )
+
+    attend = staticmethod(calls.native_attention)
+
+
+class NativeBackend(NativeAttentionBackend, NativeProductsBackend):
+    """Native attention and products."""
+
+    name = "native"
 
     @classmethod
     def misfit(cls, heads: HeadShape, dtype: str) -> str | None:
@@ -88,23 +114,11 @@ class NativeBackend(NativeProductsBackend):
         """Few sizes: products pass over rows of padding, so that with sizes between these no step would be faster."""
         return (1, 8, 32)
 
-    def tile_capacity(self, tokens: int, limits: StepLimits) -> tuple[int, ...]:
-        """No tiles."""
-        return ()
 
-    def lay_out(self, segments: Segments, page_size: int, capacity: tuple[int, ...] | None = None) -> LaidOut:
-        """Add nothing."""
-        return LaidOut(**vars(segments), tiles=None)
-
-    attend = staticmethod(calls.native_attention)
-
-
-class NativeFloat32Backend(XlaCpuBackend):
+class NativeFloat32Backend(NativeAttentionBackend):
     """Native products, attention, norms and RoPE in float32."""
 
     name = "native"
-    alignment = 1
-    context_tile = None
     few_rows = (1, 2, 4, 8, 16, 32)
 
     @classmethod
@@ -125,15 +139,6 @@ class NativeFloat32Backend(XlaCpuBackend):
         """Tile weights where the CPU has what int8 needs."""
         return int8.pack(weight, depth, columns) if library.why_not_int8() is None else weight
 
-    def tile_capacity(self, tokens: int, limits: StepLimits) -> tuple[int, ...]:
-        """No tiles."""
-        return ()
-
-    def lay_out(self, segments: Segments, page_size: int, capacity: tuple[int, ...] | None = None) -> LaidOut:
-        """Add nothing."""
-        return LaidOut(**vars(segments), tiles=None)
-
-    attend = staticmethod(calls.native_attention)
     rms_norm = staticmethod(calls.rms_norm)
     norm_rope = staticmethod(calls.norm_rope)
 
