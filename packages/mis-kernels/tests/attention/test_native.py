@@ -62,7 +62,7 @@ def test_every_group_and_width_of_head(point: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 24])
-def test_rows_that_are_read_have_the_same_bits_where_others_see_nothing(window: int | None) -> None:
+def test_rows_that_are_read_keep_their_bits(window: int | None) -> None:
     segments = [Segment(600, context=1), *[Segment(20)] * 40, Segment(23, context=2)]
     arrays = untiled(Case(segments, contexts=(290, 40, 0), group=2, head_dim=32, window=window))
     whole = attend(arrays)
