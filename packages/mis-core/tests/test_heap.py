@@ -1,6 +1,7 @@
 """A process that starts looks for no garbage, then or later."""
 
 import gc
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,7 +13,7 @@ class Thing:
 
 
 @pytest.fixture(autouse=True)
-def _thawed() -> object:
+def _thawed() -> Iterator[None]:
     yield
     gc.unfreeze()
 

@@ -185,9 +185,15 @@ xla::ffi::Error attend(xla::ffi::ThreadPool pool, xla::ffi::Buffer<kType> q, xla
                                       has_tiles};
   const Work work = cut(problem);
   const int64_t count = work.blocks.size(), size = problem.heads * problem.dim;
-  if (static_cast<int64_t>(work.tokens.size()) < problem.tokens) {
-    std::memset(problem.out, 0, problem.tokens * size * sizeof(*problem.out));  // of those that see nothing
+  const auto clear = [&](int64_t from, int64_t until) {
+    std::fill(problem.out + from * size, problem.out + until * size, typename Attention::Number{0});
+  };
+  int64_t next = 0;
+  for (const int64_t t : work.tokens) {
+    clear(next, t);  // what lies between sees nothing
+    next = t + 1;
   }
+  clear(next, problem.tokens);
   const auto some = [=](int64_t unit) {
     thread_local Scratch<Attention> scratch;
     const Block block = work.blocks[unit % count];

@@ -10,9 +10,9 @@ namespace ffi = xla::ffi;
 
 namespace mis {
 
-constexpr int64_t kRows = 256;     // rows of a unit of work: their part of one step below stays in the second-level cache
+constexpr int64_t kRows = 256;     // rows of a unit of work: their part of one pass stays in the second-level cache
 constexpr int64_t kColumns = 128;  // columns of a unit of work, if there are enough units for all threads
-constexpr int64_t kDepth = 512;    // summands of one pass in tiles: 32 columns of weights stay in the first-level cache
+constexpr int64_t kDepth = 512;    // summands of a pass, if not all: 32 columns stay in the first-level cache
 
 struct Product {
   const uint16_t* x;        // [rows, in]
@@ -29,11 +29,11 @@ struct Product {
   void compute(int64_t row, int64_t rows_here, int64_t column, int64_t columns, Buffer<float>& sums) const {
     const int64_t halves = gated() ? 2 : 1, stride = halves * columns, column_tiles = in / 32 * kTile;
     const int64_t used = std::clamp<int64_t>(zeros - row, 0, rows_here);
-    const bool is_few = used <= (has_tiles ? kStrip : kMostRows);
     const int64_t rows_used = has_tiles ? rows_in_tiles(used, rows_here) : used;
-    // Few rows read their weights once, in the order in which they lie. Vectors multiply more slowly than the second-level
-    // cache hands out columns, and keep their sums.
-    const int64_t pass = has_tiles && !is_few ? kDepth : in;
+    // Few rows read their weights once, in the order in which they lie. High blocks of vectors keep their sums in
+    // registers: the second-level cache delivers columns faster than they are multiplied.
+    const bool is_whole = has_tiles ? used <= kStrip : used <= kMostRows || kMostRows > 8;
+    const int64_t pass = is_whole ? in : kDepth;
     float* c = sums.ensure((rows_used + 1) * stride);
     std::fill_n(c + rows_used * stride, stride, 0.0f);
     for (int64_t begin = 0; begin < (rows_used ? in : 0); begin += pass) {

@@ -21,7 +21,7 @@
 namespace mis {
 
 constexpr int kTileKeys = 256;   // keys in a tile; a multiple of 32
-constexpr int kVectorStrip = 56; // rows that are worked on together without tile registers: whole blocks of vectors
+constexpr int kVectorStrip = 56;  // rows that are worked on together without tile registers: whole blocks of vectors
 constexpr float kLowest = -1e30f;
 constexpr float kHeadroom = 60.0f;  // powers of 2 by which a weight may exceed 1
 

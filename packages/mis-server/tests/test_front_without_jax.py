@@ -62,7 +62,7 @@ def test_the_front_answers_without_importing_jax(checkpoint: Path) -> None:
     assert modules.isdisjoint(FORBIDDEN), modules & FORBIDDEN
 
 
-def test_what_starts_the_engine_imports_nothing_of_http() -> None:
+def test_what_starts_the_engine_imports_no_routes() -> None:
     code = "import sys, mis_server.serving; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     late = {"fastapi", "starlette", "pydantic", "huggingface_hub", "scipy", "mis_server.app"}

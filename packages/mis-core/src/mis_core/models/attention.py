@@ -13,7 +13,8 @@ from mis_kernels.operations import project
 from mis_kernels.weights import HeadRotations, materialised
 
 Attend = Callable[[Array, Array, Array, Cache, Array, Array | None], tuple[Array, Cache]]
-"""`(q, k, v, cache, layer, rows) -> (output, cache)`: k and v `[tokens, kv_heads, head_dim]`, q and output with heads.
+"""`(q, k, v, cache, layer, rows) -> (output, cache)`: k and v are `[tokens, kv_heads, head_dim]`, q and output
+`[tokens, heads, head_dim]`.
 
 Only `rows` of the output are read; None: all of them.
 """

@@ -19,11 +19,11 @@ _ARENAS = 2
 
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
-    """Do not look for unreachable cycles of objects, and never at those that are there at the end.
+    """Do not look for unreachable cycles of objects; at the end, exempt all that exist from later looks.
 
-    Nearly all that imports, and traces of compiled steps, make stays: of an engine's 241,000 objects, all but ten.
-    Python would look through it again and again: a fifth of the time of imports, about a tenth of that of traces, and
-    0.15 s at once when they have ended.
+    Nearly all that imports, and traces of compiled steps, make stays: of an engine's 340,000 objects, all but 4,000,
+    which hold no megabyte. Python would look through it again and again: a fifth of the time of imports, about a tenth
+    of that of traces, and 0.15 s at once when they have ended.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -71,7 +71,7 @@ def make_reads(graph: Any, weights: Any, mesh: Mesh) -> Reads:
     each, decoder = P(DATA), nnx.merge(graph, weights)
     options = dict(decoder.backend.brief) or None
     by_row = NamedSharding(mesh, each)
-    # A row has the same bits in all numbers of rows; 2 and 4 take as long as 8, in which weights are read.
+    # A row has the same bits in all numbers of rows. 2 or 4 take as long as 8: the time is that of reading weights.
     takes_few = not is_sharded and decoder.backend.takes_few_rows(decoder.config.embed)
     counts = [1, 8, 16, 32, SAMPLED_ROWS] if takes_few else [SAMPLED_ROWS]
     choose_rows = jax.shard_map(lambda hidden, rows: hidden[rows], mesh=mesh, in_specs=(each, each), out_specs=each)

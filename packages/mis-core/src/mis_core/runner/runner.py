@@ -4,6 +4,7 @@ The only place that turns a host `StepPlan` into device arrays. Steps are padded
 sizes, compiled once each. Nothing here waits for the device but `Running.wait`.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from functools import partial
@@ -77,12 +78,11 @@ class Runner:
         options["in_shardings"] += (None,)
         self._decode = jax.jit(partial(decode, steps[False]), **options)
         self._reads = make_reads(graph, self._weights, mesh)
-        try:
+        with _explained(pages * mesh.shape[DATA]):
             self._cache = self._empty_cache()
-            self._slots = Slots(mesh, config.head_rows, self._reads, self._weights)
-            jax.block_until_ready(self._cache)  # a device that lacks the room would say so in the first step
-        except jax.errors.JaxRuntimeError as error:
-            raise _no_room(pages * mesh.shape[DATA]) from error
+        self._slots = Slots(mesh, config.head_rows, self._reads, self._weights)
+        with _explained(pages * mesh.shape[DATA]):  # a device that lacks the room would say so in the first step
+            jax.block_until_ready(self._cache)
 
     def _empty_cache(self) -> Cache:
         by_page, by_slot = jax.tree.map(partial(NamedSharding, self.mesh), (BY_PAGE, BY_SLOT))
@@ -210,9 +210,14 @@ class Runner:
         return self._steps[plan.dense_mask], self._weights, self._cache, arrays
 
 
-def _no_room(pages: int) -> ConfigError:
-    return ConfigError(
-        f"the KV cache of {pages * PAGE_SIZE} tokens could not be allocated; lower max_total_tokens or "
-        "mem_fraction_static, or free the memory of the device.",
-        "max_total_tokens",
-    )
+@contextlib.contextmanager
+def _explained(pages: int) -> Iterator[None]:
+    """Say what to do if a device has no room for a cache of so many pages."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        raise ConfigError(
+            f"the KV cache of {pages * PAGE_SIZE} tokens could not be allocated; lower max_total_tokens or "
+            "mem_fraction_static, or free the memory of the device.",
+            "max_total_tokens",
+        ) from error

@@ -130,9 +130,9 @@ class Backend(ABC):
         """
 
     def narrowed(self, segments: LaidOut, rows: Array) -> LaidOut:
-        """Return segments in which only `rows` need to see anything, since nobody reads what other tokens find.
+        """Return segments in which tokens other than `rows` may see nothing: nobody reads their results.
 
-        By default all see what they did: work for each token is not what takes time.
+        By default the segments as they are: a backend that works in tiles would save little.
         """
         return segments
 

@@ -12,7 +12,7 @@ from mis_kernels.backends.native.packed import PackedWeight
 from mis_kernels.backends.xla.backend import XlaCpuBackend
 from mis_kernels.heads import HeadShape
 from mis_kernels.quantized import QuantizedWeight
-from mis_kernels.segments import NOWHERE, Segments
+from mis_kernels.segments import Segments
 from mis_kernels.weights import Weight
 
 
@@ -74,7 +74,7 @@ class NativeProductsBackend(XlaCpuBackend):
 
 
 class NativeAttentionBackend(XlaCpuBackend):
-    """Native attention, row by row, so that it needs neither tiles nor alignment, and takes no time for others."""
+    """Native attention, row by row: it needs neither tiles nor alignment, nor time for tokens that see nothing."""
 
     alignment = 1
     context_tile = None
@@ -89,11 +89,12 @@ class NativeAttentionBackend(XlaCpuBackend):
 
     def narrowed(self, segments: LaidOut, rows: Array) -> LaidOut:
         """Have other tokens see nothing."""
-        is_read = (jnp.arange(segments.num_tokens)[:, None] == rows).any(axis=1)
+        token = jnp.arange(segments.num_tokens, dtype=jnp.int32)
+        is_read = (token[:, None] == rows).any(axis=1)
         return dataclasses.replace(
             segments,
             context_len=jnp.where(is_read, segments.context_len, 0),
-            segment_start=jnp.where(is_read, segments.segment_start, NOWHERE),
+            segment_start=jnp.where(is_read, segments.segment_start, token + 1),
         )
 
     attend = staticmethod(calls.native_attention)
