@@ -171,7 +171,7 @@ class _Away:
     threads: list[threading.Thread] = field(default_factory=list)
 
     def die(self) -> None:
-        """Kill it, and return when its port is closed: what is asked while a process ends is taken, and lost, too."""
+        """Kill it and wait for its end: until then its port takes requests, and loses them."""
         self.died = time.monotonic()
         os.killpg(self.replica.process.pid, signal.SIGKILL)
         self.replica.process.wait(_DEATH_S)

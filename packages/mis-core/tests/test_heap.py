@@ -1,4 +1,4 @@
-"""A process that starts looks for no garbage, then or later."""
+"""A start looks for no garbage, and what it made is exempt from later looks."""
 
 import gc
 from collections.abc import Iterator

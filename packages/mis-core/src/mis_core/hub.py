@@ -99,7 +99,7 @@ def resolve_model(model: str, revision: str | None = None, download_dir: str | N
         raise ModelError(f"Model file {model!r} does not exist.")
     if not _is_name(model):
         raise ModelError(f"Model directory {model!r} does not exist.")
-    from huggingface_hub import snapshot_download  # only now: a tenth of a start, and most models are local files
+    from huggingface_hub import snapshot_download  # late: most models are local files, whose start need not wait
 
     try:
         return Path(snapshot_download(model, revision=revision, cache_dir=download_dir, allow_patterns=_FILES))
