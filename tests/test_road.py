@@ -7,7 +7,7 @@ import pytest
 
 from road import files_of_a_score
 
-MOST_FILES = 55
+MOST_FILES = 57
 XLA = {"mis_kernels/backends/xla/backend.py", "mis_kernels/backends/xla/tiles.py"}
 """Files of the backend that attends where no native one does, which is one file."""
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"

@@ -9,7 +9,7 @@ from jaxtyping import Int32
 
 from mis_core.ragged import offsets, ramp, rows_at
 from mis_core.requests import EngineOutput, ScoreRequest
-from mis_core.scheduler.plan import Room
+from mis_core.scheduler.packing import Room
 from mis_core.scheduler.reading import Reading, Values
 
 QUERY = -1

@@ -10,8 +10,9 @@ from jaxtyping import Int32
 from mis_core.requests import FinishReason, GenerateRequest, NewToken
 from mis_core.scheduler.answer import Placements
 from mis_core.scheduler.homes import Home, Opening
-from mis_core.scheduler.parts import QueryPrefill
-from mis_core.scheduler.plan import PAGE_SIZE, StepBuilder, StepShape
+from mis_core.scheduler.packing import StepBuilder
+from mis_core.scheduler.paged import QueryPrefill
+from mis_core.scheduler.plan import PAGE_SIZE, StepShape
 from mis_core.scheduler.query_lock import QueryLock
 from mis_core.scheduler.reading import Draws, Reading, Values
 from mis_core.scheduler.recurrence import STATES_AT_ONCE

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, runtime_checkable
 
 from mis_core.scheduler.homes import Home, NeedsPages, Opening, Vacancy
-from mis_core.scheduler.plan import StepBuilder
+from mis_core.scheduler.packing import StepBuilder
 from mis_core.scheduler.reading import Owner
 
 

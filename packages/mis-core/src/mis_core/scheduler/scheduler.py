@@ -27,7 +27,8 @@ from mis_core.scheduler.answer import without_duplicates
 from mis_core.scheduler.decoding import plan_decoding
 from mis_core.scheduler.generation_run import Generation
 from mis_core.scheduler.homes import Home, Opening
-from mis_core.scheduler.plan import PAGE_SIZE, STEP_MULTIPLE, StepBuilder, StepPlan, StepShape
+from mis_core.scheduler.packing import StepBuilder
+from mis_core.scheduler.plan import PAGE_SIZE, STEP_MULTIPLE, StepPlan, StepShape
 from mis_core.scheduler.reading import Values
 from mis_core.scheduler.recurrence import begun_at_states
 from mis_core.scheduler.run import Run, Waiting

@@ -13,11 +13,13 @@ from mis_core.requests import EngineOutput, ScoreRequest, query_as_item
 from mis_core.scheduler.algorithm import AlgorithmChoice, RequestSize, choose
 from mis_core.scheduler.answer import Answer, Placements
 from mis_core.scheduler.homes import Home, Opening
-from mis_core.scheduler.parts import PagedItems, QueryPrefill, ShortItems
-from mis_core.scheduler.plan import StepBuilder, StepShape
+from mis_core.scheduler.packing import StepBuilder
+from mis_core.scheduler.paged import PagedItems, QueryPrefill
+from mis_core.scheduler.plan import StepShape
 from mis_core.scheduler.query_lock import QueryLock
 from mis_core.scheduler.reading import Draws, Reading, Values
 from mis_core.scheduler.run import Run, Waiting
+from mis_core.scheduler.short_items import ShortItems
 
 logger = logging.getLogger(__name__)
 
