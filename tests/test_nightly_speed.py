@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from documented_commands import ROOT, faults
-from mis_bench.results.records import read_results
+from mis_bench.results.folder import read_results
 
 SCRIPT = ROOT / "deploy" / "nightly" / "speed.sh"
 BASELINE = SCRIPT.parent / "baseline" / "smoke"

@@ -25,7 +25,7 @@ from pathlib import Path
 from mis_bench.artifact import ArtifactError
 from mis_bench.perf.judge import judge, worst
 from mis_bench.perf.sources import PerfError
-from mis_bench.results.records import read_results
+from mis_bench.results.folder import read_results
 
 REPOSITORY = Path(__file__).parents[3]
 RUNNER = "packages/mis-core/src/mis_core/runner/runner.py"

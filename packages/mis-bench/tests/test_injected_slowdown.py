@@ -64,7 +64,7 @@ def test_a_checkout_is_compared_unchanged_and_slower(
         return [SimpleNamespace(status=status, by_clock=SimpleNamespace(value=value)) for value in values]
 
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr("mis_bench.results.records.read_results", lambda _: None)
+    monkeypatch.setattr("mis_bench.results.folder.read_results", lambda _: None)
     monkeypatch.setattr("mis_bench.perf.judge.judge", judged)
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--model", "m"])
     with pytest.raises(SystemExit) as ended:

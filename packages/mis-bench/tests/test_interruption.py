@@ -14,7 +14,7 @@ import pytest
 
 from bench_fakes import Done, Fakes, FakeTarget
 from mis_bench.manifest import VIEW
-from mis_bench.results.records import RECORDS, append
+from mis_bench.results.folder import RECORDS, append
 from mis_bench.targets.blocking import BlockingOpener, BlockingTarget
 from mis_bench.targets.target import About, Layout, Reply
 from mis_bench.workload import Workload

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from mis_bench.cli import main
-from mis_bench.results.records import read_results
+from mis_bench.results.folder import read_results
 from mis_bench.results.summary import Summary, summarize
 from mis_testing.options import SMALL_ENGINE
 

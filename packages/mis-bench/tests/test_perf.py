@@ -14,7 +14,7 @@ from mis_bench.perf import plan, side
 from mis_bench.perf.judge import judge
 from mis_bench.perf.side import Side
 from mis_bench.perf.sources import PerfError, check_out, default_base, resolve
-from mis_bench.results.records import read_results
+from mis_bench.results.folder import read_results
 from mis_bench.targets.target import TargetUnavailable
 from mis_bench.workload import build_workload
 

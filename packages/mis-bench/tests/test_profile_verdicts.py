@@ -14,7 +14,7 @@ from mis_bench.profile.recording import recording_here
 from mis_bench.profile.records import Point, Profile, ProfileError, Scenario, Timed, verdicts
 from mis_bench.profile.run import ProfiledTarget, profile
 from mis_bench.profile.scenarios import plan_of
-from mis_bench.results.records import WorkloadPart
+from mis_bench.results.plan import WorkloadPart
 from mis_bench.targets.blocking import Blocking
 from mis_bench.targets.target import About, CallFailed, Layout, Reply
 from mis_bench.workload import Workload, build_workload

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from fake_server import FakeServer
 from mis_bench.cli import main
-from mis_bench.results.records import read_results
+from mis_bench.results.folder import read_results
 from mis_bench.results.summary import summarize
 from mis_bench.targets.registry import opener
 from mis_bench.targets.spec import TargetSpec

@@ -16,7 +16,7 @@ from mis_bench.artifact import schemas
 from mis_bench.cli import main
 from mis_bench.commits import CommitsHere
 from mis_bench.manifest import MANIFEST
-from mis_bench.results.records import PLAN, RECORDS, SUMMARY
+from mis_bench.results.folder import PLAN, RECORDS, SUMMARY
 
 DOCS = Path(__file__).parents[3] / "docs" / "schemas"
 Bench = Callable[..., Done]

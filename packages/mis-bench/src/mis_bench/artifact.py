@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import mis_bench
 
-MODULES = ("manifest", "results.records", "results.summary", "validation.gates", "profile.records")
+MODULES = ("manifest", "results.plan", "results.summary", "validation.gates", "profile.records")
 """Modules that declare kinds of artifacts; a new one is a line here."""
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from mis_bench.results.records import Results, read_results
+from mis_bench.results.folder import read_results
+from mis_bench.results.records import Results
 from mis_bench.results.summary import Summary, summarize
 from mis_bench.targets.spec import TargetSpec
 from mis_bench.targets.target import About, CallFailed, Layout, Reply, TargetReply, TargetUnavailable

@@ -7,7 +7,7 @@ from typing import get_args
 
 from damages import Damage, Fields, cut, edited, emptied, gone, of_results
 from mis_bench.manifest import Kind
-from mis_bench.results.records import Preset
+from mis_bench.results.plan import Preset
 
 
 def _model(change: Callable[[Fields], object]) -> Callable[[Path], object]:

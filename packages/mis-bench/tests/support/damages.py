@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from mis_bench.manifest import MANIFEST, Kind, Manifest, seal
-from mis_bench.results.records import PLAN, RECORDS, SUMMARY, Preset
+from mis_bench.results.folder import PLAN, RECORDS, SUMMARY
+from mis_bench.results.plan import Preset
 
 Lines = list[dict[str, Any]]
 Fields = dict[str, Any]

@@ -1,7 +1,7 @@
 """A validation and a profile, with figures of a plausible size, for tests of the report."""
 
 from mis_bench.profile.records import Point, Profile, Slice, Timed
-from mis_bench.results.records import WorkloadPart
+from mis_bench.results.plan import WorkloadPart
 from mis_bench.validation.gates import GatedFigure, ModelValidation, Timing, Validation
 from mis_bench.workload import build_workload
 from report_sources import HERE, about

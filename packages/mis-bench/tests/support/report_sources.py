@@ -8,19 +8,9 @@ from typing import Any
 
 from mis_bench.environment import environment
 from mis_bench.estimate.serving import ServingEstimate, Stage
-from mis_bench.results.records import (
-    Call,
-    Case,
-    Gate,
-    LoadLevel,
-    Opened,
-    Plan,
-    PlannedTarget,
-    Window,
-    WorkloadPart,
-    append,
-    begin,
-)
+from mis_bench.results.folder import append, begin
+from mis_bench.results.plan import Case, LoadLevel, Plan, PlannedTarget, WorkloadPart
+from mis_bench.results.records import Call, Gate, Opened, Window
 from mis_bench.targets.target import About
 from mis_bench.workload import CANONICAL, build_workload
 

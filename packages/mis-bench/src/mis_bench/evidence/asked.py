@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from mis_bench.measuring.demand import build
-from mis_bench.results.records import WorkloadPart
+from mis_bench.results.plan import WorkloadPart
 from mis_bench.traces import Trace, build_trace
 from mis_bench.workload import WorkloadNameError
 

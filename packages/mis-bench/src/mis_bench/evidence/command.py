@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mis_bench.results.records import RECORDS
+from mis_bench.results.folder import RECORDS
 
 if TYPE_CHECKING:
     from mis_bench.evidence.folder import Checked

@@ -8,7 +8,7 @@ from mis_bench.artifact import Artifact, ArtifactError, read_artifact
 from mis_bench.environment import Environment
 from mis_bench.evidence.kinds import FILES, KINDS, EvidenceKind
 from mis_bench.manifest import MANIFEST, Kind, Manifest
-from mis_bench.results.records import Plan
+from mis_bench.results.plan import Plan
 
 
 class Checked(NamedTuple):

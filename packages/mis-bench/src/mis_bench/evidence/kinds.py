@@ -10,7 +10,8 @@ from mis_bench.evidence.results import results_faults
 from mis_bench.evidence.validations import validation_faults
 from mis_bench.manifest import MANIFEST, Kind
 from mis_bench.profile.records import PROFILE, Profile
-from mis_bench.results.records import PLAN, RECORDS, SUMMARY, Plan
+from mis_bench.results.folder import PLAN, RECORDS, SUMMARY
+from mis_bench.results.plan import Plan
 from mis_bench.results.summary import Summary
 from mis_bench.validation.gates import VALIDATION, Validation
 

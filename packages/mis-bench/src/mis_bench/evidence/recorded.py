@@ -5,7 +5,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mis_bench.results.records import RECORDS, Call, Gate, Opened, Phase, ProductRate, Record, Window
+from mis_bench.results.folder import RECORDS
+from mis_bench.results.plan import Phase
+from mis_bench.results.records import Call, Gate, Opened, ProductRate, Record, Window
 
 
 def at(line: int) -> str:

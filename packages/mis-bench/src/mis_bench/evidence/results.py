@@ -8,7 +8,8 @@ from mis_bench.evidence.asked import trace_of, workload_faults
 from mis_bench.evidence.summaries import MOST, summary_faults
 from mis_bench.evidence.walk import plan_faults, record_faults
 from mis_bench.manifest import Kind
-from mis_bench.results.records import PLAN, Results, read_plan, read_records
+from mis_bench.results.folder import PLAN, read_plan, read_records
+from mis_bench.results.records import Results
 
 
 def results_faults(folder: Path, kind: Kind) -> Iterator[str]:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mis_bench.artifact import ArtifactError, Part, read_artifact
-from mis_bench.results.records import SUMMARY, Results
+from mis_bench.results.folder import SUMMARY
+from mis_bench.results.records import Results
 from mis_bench.results.summary import Summary, summarize
 
 MOST = 10

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mis_bench.evidence.recorded import Recorded, RecordedWindow, at
 from mis_bench.evidence.windows import window_faults
+from mis_bench.results.folder import PLAN, RECORDS
 from mis_bench.results.judging import to_confirm
-from mis_bench.results.records import PLAN, RECORDS, Call, Case, Phase, Plan, Record, Results, Window
+from mis_bench.results.plan import Case, Phase, Plan
+from mis_bench.results.records import Call, Record, Results, Window
 from mis_bench.results.summary import summarize
 from mis_bench.traces import Trace
 

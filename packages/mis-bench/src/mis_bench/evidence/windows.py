@@ -6,7 +6,7 @@ from itertools import islice, takewhile
 
 from mis_bench.evidence.recorded import RecordedWindow, at
 from mis_bench.measuring.demand import ENDLESS
-from mis_bench.results.records import Case
+from mis_bench.results.plan import Case
 from mis_bench.traces import MAX_ARRIVALS, Trace, arrival_times
 
 LATE_S = 1.0

@@ -6,7 +6,7 @@ from itertools import count, islice
 from typing import Self
 
 from mis_bench.measuring.loop import DueRequest
-from mis_bench.results.records import Case, WorkloadPart
+from mis_bench.results.plan import Case, WorkloadPart
 from mis_bench.targets.target import CallFailed, Target
 from mis_bench.traces import MAX_ARRIVALS, Trace, arrival_times, build_trace
 from mis_bench.workload import Workload, build_workload

@@ -15,23 +15,10 @@ from mis_bench.manifest import seal
 from mis_bench.measuring.demand import Demand
 from mis_bench.measuring.gating import Gatekeeper
 from mis_bench.measuring.loop import ask_one, drive
+from mis_bench.results.folder import PLAN, RECORDS, SUMMARY, append, begin
 from mis_bench.results.judging import to_confirm
-from mis_bench.results.records import (
-    PLAN,
-    RECORDS,
-    SUMMARY,
-    Call,
-    Case,
-    Opened,
-    Phase,
-    Plan,
-    ProductRate,
-    Record,
-    Sent,
-    Window,
-    append,
-    begin,
-)
+from mis_bench.results.plan import Case, Phase, Plan
+from mis_bench.results.records import Call, Opened, ProductRate, Record, Sent, Window
 from mis_bench.results.summary import Measured
 from mis_bench.targets.target import CallFailed, Opener, Target, TargetUnavailable
 from mis_bench.workload import task_of

@@ -8,7 +8,8 @@ import numpy as np
 
 from mis_bench.measuring.demand import GATED, Demand
 from mis_bench.measuring.loop import ask_one
-from mis_bench.results.records import Cache, Call, Case, Gate, Plan
+from mis_bench.results.plan import Cache, Case, Plan
+from mis_bench.results.records import Call, Gate
 from mis_bench.targets.target import Scores, Target
 
 

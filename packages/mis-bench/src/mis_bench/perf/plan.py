@@ -10,7 +10,7 @@ from pathlib import Path
 from mis_bench.environment import environment
 from mis_bench.options import identity
 from mis_bench.perf.sources import SIDES, PerfSources
-from mis_bench.results.records import Case, LoadLevel, Plan, PlannedTarget, WorkloadPart
+from mis_bench.results.plan import Case, LoadLevel, Plan, PlannedTarget, WorkloadPart
 from mis_bench.workload import build_workload
 
 OPTIONS: dict[str, int | str] = {"dtype": "bfloat16", "chunked_prefill_size": 1024, "max_total_tokens": 8192}

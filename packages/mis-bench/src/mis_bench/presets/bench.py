@@ -26,7 +26,8 @@ from mis_bench.options import (
     progress,
     vocabulary,
 )
-from mis_bench.results.records import PLAN, Case, Plan, PlannedTarget, WorkloadPart
+from mis_bench.results.folder import PLAN
+from mis_bench.results.plan import Case, Plan, PlannedTarget, WorkloadPart
 from mis_bench.targets import registry
 from mis_bench.targets.spec import TargetSpec, is_secret, without_secrets
 from mis_bench.targets.target import Opener, TargetUnavailable

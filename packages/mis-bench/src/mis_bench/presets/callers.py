@@ -10,7 +10,7 @@ import click
 from mis_bench.options import ABOVE_0, adding
 from mis_bench.presets.arithmetic import least_flops_of
 from mis_bench.presets.bench import POSITIVE, Bench, numbers
-from mis_bench.results.records import Cache, Case, Gates, LoadLevel
+from mis_bench.results.plan import Cache, Case, Gates, LoadLevel
 
 if TYPE_CHECKING:
     from mis_bench.results.summary import Measured

@@ -17,7 +17,7 @@ from mis_bench.presets.bench import (
     show,
     workload_option,
 )
-from mis_bench.results.records import Cache, Case
+from mis_bench.results.plan import Cache, Case
 from mis_bench.targets.spec import without_secrets
 
 CHUNK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 500)

@@ -9,7 +9,7 @@ import click
 from mis_bench.options import ABOVE_0
 from mis_bench.presets.bench import POSITIVE, Bench, BenchOptions, by_target, finish, measuring_options, numbers, show
 from mis_bench.presets.compare import max_abs_option, mean_abs_option
-from mis_bench.results.records import Case, LoadLevel, WorkloadPart
+from mis_bench.results.plan import Case, LoadLevel, WorkloadPart
 from mis_bench.targets.spec import without_secrets
 from mis_bench.traces import build_trace
 

@@ -14,7 +14,7 @@ from mis_bench.presets.bench import (
     show,
     workload_option,
 )
-from mis_bench.results.records import Cache, Case, LoadLevel
+from mis_bench.results.plan import Cache, Case, LoadLevel
 
 SCENARIOS = ("large-batch", "concurrent", "sustained")
 PAGE = "report.html"

@@ -12,7 +12,7 @@ from mis_bench.options import ABOVE_0, adding
 from mis_bench.presets import shapes
 from mis_bench.presets.bench import POSITIVE, Bench, BenchOptions, finish, measuring_options, show
 from mis_bench.presets.callers import PROFILE, CallersOptions, callers_options, measure_callers
-from mis_bench.results.records import Cache, Case, Gates, LoadLevel, WorkloadPart
+from mis_bench.results.plan import Cache, Case, Gates, LoadLevel, WorkloadPart
 from mis_bench.traces import build_trace
 
 if TYPE_CHECKING:

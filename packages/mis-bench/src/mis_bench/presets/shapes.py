@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mis_bench.presets.arithmetic import least_flops_of
 from mis_bench.presets.bench import Bench, BenchOptions
-from mis_bench.results.records import Case, Gates, LoadLevel
+from mis_bench.results.plan import Case, Gates, LoadLevel
 from mis_bench.workload import CANONICAL
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pydantic import Field
 from mis_bench.artifact import Artifact, Part
 from mis_bench.environment import Environment
 from mis_bench.manifest import seal
-from mis_bench.results.records import WorkloadPart
+from mis_bench.results.plan import WorkloadPart
 from mis_bench.results.statistics import Latency
 from mis_bench.targets.target import About, TargetUnavailable
 

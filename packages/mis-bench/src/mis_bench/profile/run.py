@@ -22,7 +22,7 @@ from mis_bench.profile.records import (
 )
 from mis_bench.profile.scenarios import ScenarioPlan
 from mis_bench.profile.trace import REQUEST, DeviceTrace, read_trace
-from mis_bench.results.records import WorkloadPart
+from mis_bench.results.plan import WorkloadPart
 from mis_bench.targets.target import Target
 from mis_bench.workload import Workload, build_workload
 

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from mis_bench.artifact import Artifact, ArtifactError, first_fault, read_artifact
 from mis_bench.estimate.serving import ServingEstimate
 from mis_bench.profile.records import Profile
-from mis_bench.results.records import PLAN, RECORDS, SUMMARY, Plan
+from mis_bench.results.folder import PLAN, RECORDS, SUMMARY
+from mis_bench.results.plan import Plan
 from mis_bench.results.summary import Measured
 from mis_bench.validation.gates import Validation
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from mis_bench.results.figures import Row
-from mis_bench.results.records import Plan
+from mis_bench.results.plan import Plan
 from mis_bench.results.statistics import ratio
 from mis_bench.table import number
 

@@ -9,7 +9,8 @@ from pydantic import Field
 from mis_bench.artifact import Part
 from mis_bench.results.figures import Row
 from mis_bench.results.judging import winner
-from mis_bench.results.records import Plan, Results
+from mis_bench.results.plan import Plan
+from mis_bench.results.records import Results
 from mis_bench.results.statistics import Estimate, estimate
 from mis_bench.table import number
 

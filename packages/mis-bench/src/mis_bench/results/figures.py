@@ -8,7 +8,8 @@ from pydantic import Field
 
 from mis_bench.artifact import Part
 from mis_bench.environment import hardware_of
-from mis_bench.results.records import Call, Case, LoadLevel, Results, Window
+from mis_bench.results.plan import Case, LoadLevel
+from mis_bench.results.records import Call, Results, Window
 from mis_bench.results.statistics import Estimate, Latency, estimate
 
 Status = Literal["ok", "warn", "skipped", "failed"]

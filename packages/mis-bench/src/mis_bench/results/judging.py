@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from mis_bench.results.figures import Row, Status
-from mis_bench.results.records import Case, Gates, Plan, Results, Tolerances
+from mis_bench.results.plan import Case, Gates, Plan, Tolerances
+from mis_bench.results.records import Results
 from mis_bench.results.statistics import Latency
 from mis_bench.table import number
 from mis_bench.workload import task_of

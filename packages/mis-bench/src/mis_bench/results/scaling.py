@@ -7,7 +7,8 @@ any target that computes in the same type on the same hardware.
 from collections.abc import Iterator, Mapping, Sequence
 
 from mis_bench.results.figures import Row
-from mis_bench.results.records import Plan, Results
+from mis_bench.results.plan import Plan
+from mis_bench.results.records import Results
 from mis_bench.results.statistics import Estimate, ratio
 from mis_bench.table import number
 

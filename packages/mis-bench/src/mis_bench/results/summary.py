@@ -10,8 +10,10 @@ from mis_bench.artifact import Artifact
 from mis_bench.results.decisions import decisions_findings
 from mis_bench.results.deltas import Delta, deltas
 from mis_bench.results.figures import Row, rows_of
+from mis_bench.results.folder import read_results
 from mis_bench.results.judging import COMPARED, UNOPPOSED, failed_gates, flag_slow_warm_rows, judged, with_winner
-from mis_bench.results.records import Gates, Plan, Results, Tolerances, read_results
+from mis_bench.results.plan import Gates, Plan, Tolerances
+from mis_bench.results.records import Results
 from mis_bench.results.scaling import callers_findings, with_limits
 from mis_bench.results.statistics import ratio
 from mis_bench.table import number
