@@ -135,8 +135,8 @@ def test_strange_numbers_have_the_same_bits(folder: Path) -> None:
 def test_another_bit_is_noticed(folder: Path) -> None:
     (file,) = calls_of(folder, "changed", "-c", STRANGE)
     written = bytearray(file.read_bytes())
-    start = len(written) - 4 * 32 * 600 - 8  # nothing but the number of attributes comes after the logits
-    logits = np.frombuffer(written, np.uint32, 32 * 600, start)
+    size = (4 * 32 * 600).to_bytes(8, "little")  # stands before the logits
+    logits = np.frombuffer(written, np.uint32, 32 * 600, written.rindex(size) + len(size))
     changed = int(np.flatnonzero(np.isfinite(logits.view(np.float32)))[7])
     logits[changed] ^= 1
     file.write_bytes(written)
