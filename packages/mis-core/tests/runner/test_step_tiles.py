@@ -15,7 +15,7 @@ from tile_counts import Tiles, of_attention, of_logits, of_product
 pytestmark = pytest.mark.skipif("MIS_MAX_ISA" in os.environ, reason="needs a CPU without a limit: sets its own")
 PROGRAM = Path(__file__).parents[1] / "support" / "count_step_tiles.py"
 QUERY, ITEMS, LENGTH = 40, 6, 5
-STEP, ROWS, SCORED = 128, 96, 32
+STEP, ROWS, HEAD_ROWS = 128, 96, 32
 """Rows of the step; those that are not zeros, in whole strips of 32; and those of the head."""
 
 
@@ -36,7 +36,6 @@ def test_a_step_multiplies_and_loads_no_other_tiles(tmp_path: Path) -> None:
     segments = [Segment(QUERY, context_len=0, paged=True), *[Segment(LENGTH)] * ITEMS]
     case = Case(segments, (QUERY,), tokens=STEP, kv_heads=kv_heads, group=heads // kv_heads, head_dim=head_dim)
     whole = (projection + of_attention(case) + rest(ROWS)) * (len(config.layers) - 1)
-    # Of rows that are chosen: as many as the step has, row 0 in place of those that nobody reads.
-    read = {0, *range(QUERY + LENGTH - 1, QUERY + LENGTH * ITEMS, LENGTH)}
-    last = projection + of_attention(case, read) + rest(STEP)
-    assert found == whole + last + of_logits(SCORED, config.embed, config.vocab_size)
+    read = {*range(QUERY + LENGTH - 1, QUERY + LENGTH * ITEMS, LENGTH)}
+    last = projection + of_attention(case, read) + rest(ITEMS)
+    assert found == whole + last + of_logits(HEAD_ROWS, config.embed, config.vocab_size)

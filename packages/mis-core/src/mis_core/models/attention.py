@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32
 
-from mis_core.models.blocks import Block, Cache, Normed, weight, wide
+from mis_core.models.blocks import Block, Cache, Normed, rows_of, weight, wide
 from mis_core.models.config import ModelConfig
 from mis_kernels.backends import Backend
 from mis_kernels.operations import project
@@ -67,7 +67,7 @@ class AttentionLayer(Block):
             attended, cache = attend(q, k, v, cache, layer, rows)
             attended = attended.reshape(len(x), -1)
             if rows is not None:
-                x, attended = x[rows], attended[rows]
+                x, attended = rows_of(x, rows), rows_of(attended, rows)
             if self.config.family.gates_attention:
                 attended = self._gated(attended, normed if rows is None else normed.of_rows(rows))
             with jax.named_scope("out"):

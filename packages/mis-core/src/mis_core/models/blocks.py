@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Float32, Int32
+from jaxtyping import Array, Float, Float32, Int32, Shaped
 
 from mis_core.models.config import ModelConfig
 from mis_core.models.parallel import add_product, whole_product
@@ -41,9 +41,14 @@ class Normed(NamedTuple):
     norm: FoldedNorm | None
 
     def of_rows(self, rows: Int32[Array, " rows"]) -> "Normed":
-        """Return some of the rows."""
-        norm = None if self.norm is None else self.norm._replace(squares=self.norm.squares[rows])
-        return Normed(self.rows[rows], norm)
+        """Return some of the rows, as `rows_of`."""
+        norm = None if self.norm is None else self.norm._replace(squares=rows_of(self.norm.squares, rows))
+        return Normed(rows_of(self.rows, rows), norm)
+
+
+def rows_of(x: Shaped[Array, "tokens width"], rows: Int32[Array, " rows"]) -> Shaped[Array, "rows width"]:
+    """Return some rows of an array, and zeros for rows of -1, which native products pass over if they are last."""
+    return jnp.where(rows[:, None] < 0, 0, x[rows])
 
 
 def weight(dtype: jnp.dtype, *shape: int) -> nnx.Param:

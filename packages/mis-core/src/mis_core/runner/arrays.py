@@ -26,7 +26,7 @@ class StepArrays(NamedTuple):
     Attributes:
         token_ids: New tokens, `[devices, tokens]`; `PADDING` of rows that nobody reads.
         positions: Their positions, `[devices, tokens]`.
-        scored_rows: Rows whose hidden states are returned, `[devices, scored]`.
+        scored_rows: Rows whose hidden states are returned, `[devices, scored]`; -1 fills.
         segments: What the tokens see, and where those of this device go, stacked by device. Where layers slide, lists
             of tiles and windows have an axis of these behind that of devices, see `LaidOut.of_window`.
         exchanged_writes: Pages of this device that runs of all others go to, by device that computes them,
@@ -148,7 +148,7 @@ def _shard_arrays(
     windows: Sequence[int | None],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, LaidOut]:
     token_ids = np.full(tokens, PADDING, np.int32)
-    positions, scored_rows = (np.zeros(size, np.int32) for size in (tokens, scored))
+    positions, scored_rows = np.zeros(tokens, np.int32), np.full(scored, -1, np.int32)
     rows = np.repeat(shard.starts, shard.lens) + ramp(shard.lens)
     token_ids[rows], positions[rows] = shard.token_ids, shard.positions
     scored_rows[: len(shard.scored_rows)] = shard.scored_rows

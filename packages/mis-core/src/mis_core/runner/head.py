@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float32, Int32
 
+from mis_core.models.blocks import rows_of
 from mis_core.models.decoder import Decoder
 from mis_core.requests import MAX_TOP_TOKENS
 from mis_kernels import capped, from_bits, row_sum
@@ -57,7 +58,7 @@ def log_sum_exp(
     Where a head is cut, each device has parts of every logit.
     """
     with jax.named_scope("log_sum_exp"):
-        hidden = jnp.where(rows[:, None] < 0, 0, hidden[rows])  # products skip zeros at the end
+        hidden = rows_of(hidden, rows)
         head, cap = from_bits(decoder.head_weight), decoder.config.logit_cap
         fused = None if is_sharded else decoder.backend.log_sum_exp(hidden, head, cap)
         if fused is not None:
