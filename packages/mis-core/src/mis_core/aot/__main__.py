@@ -1,17 +1,19 @@
 """Command line: `python -m mis_core.aot [--topology ...] [--quick]`.
 
-The compiler reads its target once per process, so every topology is compiled in a process of its own.
+The compiler reads its target once per process, so every topology is compiled in processes of its own.
 """
 
 import argparse
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 from mis_core.aot.roofline import weight_bytes
 from mis_core.models.published import PUBLISHED
 from mis_kernels.aot.chips import CHIPS
 from mis_kernels.aot.targets import TARGETS, environment
+from mis_kernels.aot.worker import AT_ONCE
 
 Step = tuple[str, int, int]
 """A model, and the devices along `data` and `tensor`."""
@@ -44,9 +46,10 @@ def steps_of(topology: str) -> list[Step]:
     return [*steps, *OTHERS.get(topology, ())]
 
 
-def compile_for(topology: str, steps: list[Step]) -> bool:
-    """Compile steps for one topology and print a line for each; return whether all were taken."""
-    command = [sys.executable, "-P", "-m", "mis_core.aot.worker", json.dumps({"topology": topology, "steps": steps})]
+def compile_for(topology: str, steps: list[Step], decoding: list[Step]) -> bool:
+    """Compile steps for a topology, and for some what decodes. Print a line for each; return whether all were taken."""
+    job = json.dumps({"topology": topology, "steps": steps, "decoding": decoding})
+    command = [sys.executable, "-P", "-m", "mis_core.aot.worker", job]
     env = environment(TARGETS[topology], None)
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     sys.stdout.write("".join(line + "\n" for line in done.stdout.splitlines() if line.startswith(topology)))
@@ -63,7 +66,13 @@ def main() -> int:
     arguments = parser.parse_args()
     names = arguments.topology or DEVICES
     steps = QUICK if arguments.quick and not arguments.topology else {name: steps_of(name) for name in names}
-    taken = [compile_for(name, each) for name, each in steps.items()]
+    jobs = [
+        (name, each[part::AT_ONCE], each[:1] if part == 0 else [])
+        for name, each in steps.items()
+        for part in range(min(AT_ONCE, len(each)))
+    ]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        taken = list(pool.map(compile_for, *zip(*jobs, strict=True)))
     return 0 if all(taken) else 1
 
 

@@ -66,11 +66,12 @@ def compile_reads(topology: str, model: str, data: int, tensor: int) -> str:
 
 
 def main(job: str) -> None:
-    """Compile every step of a job, of both kinds, and for the first what reads the vocabulary and what decodes."""
+    """Compile every step of a job, of both kinds, and for some also what reads the vocabulary and what decodes."""
     described = json.loads(job)
     topology, steps = described["topology"], described["steps"]
-    jobs = [partial(compile_reads, topology, *steps[0]), partial(compile_one, topology, *steps[0], decodes=True)]
-    jobs += [partial(compile_one, topology, *step, is_mixed=is_mixed) for step in steps for is_mixed in (False, True)]
+    jobs = [partial(compile_one, topology, *step, is_mixed=is_mixed) for step in steps for is_mixed in (False, True)]
+    for step in described["decoding"]:
+        jobs += [partial(compile_reads, topology, *step), partial(compile_one, topology, *step, decodes=True)]
     for compiling in jobs:
         sys.stdout.write(compiling() + "\n")
         sys.stdout.flush()

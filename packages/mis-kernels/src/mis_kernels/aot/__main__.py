@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from mis_kernels.aot.programs import (
 )
 from mis_kernels.aot.recurrence import RECURRENT_SIZES, recurrence_program
 from mis_kernels.aot.targets import SINGLE_CHIP, TARGETS
-from mis_kernels.aot.worker import run_job
+from mis_kernels.aot.worker import AT_ONCE, run_job
 from mis_kernels.backends.tpu.projection import is_faster
 from mis_kernels.heads import HEAD_SHAPES, TENSOR_PARALLEL, HeadShape, device_head_shapes
 
@@ -96,10 +97,11 @@ def compile_all(names: list[str], quick: bool, update: bool) -> int:
     """Compile, print a table, compare with the baseline; return the exit status."""
     results: dict[str, list[Row]] = {}
     problems = []
-    for name in names:
-        for job in jobs(name, quick):
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        submitted = [(target, pool.submit(job)) for target in names for job in jobs(target, quick)]
+        for name, done in submitted:
             try:
-                rows = job()
+                rows = done.result()
             except RuntimeError as error:
                 problems.append(str(error))
                 continue

@@ -20,6 +20,9 @@ from mis_kernels.aot.programs import Program, Row
 from mis_kernels.aot.schedules import read_schedule
 from mis_kernels.aot.targets import TARGETS, Topology, environment, mesh
 
+AT_ONCE = 2
+"""Processes that compile side by side: each is busy on one core, and may hold some gigabytes."""
+
 Item = TypeVar("Item")
 
 
