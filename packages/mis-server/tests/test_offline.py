@@ -1,10 +1,9 @@
 """`mis-server score`: a line of output for each line of input, whatever happens in between."""
 
 import json
-import signal
+import math
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import stopping
 from mis_core import Engine
 from mis_core.config import EngineConfig
 from mis_core.tasks.recipes.recipe import RECIPES
@@ -22,6 +22,7 @@ from mis_server.cli import main
 from mis_server.offline.asked import decisive
 from mis_server.offline.query import OfflineQuery
 from mis_testing.tokenizer import write_larger_tokenizer
+from stopping import stopped
 
 LABELS = ("--labels", "yes", "no")
 ENGINE = ("--dtype", "float32", "--skip-warmup", "--chunked-prefill-size", "256", "--max-total-tokens", "8192")
@@ -209,11 +210,9 @@ def test_a_killed_run_continues_without_losing_or_repeating(
     arguments = ["score", str(checkpoint), "--query", "Is it? ", "--items", str(items), "--output", str(output)]
     command = [sys.executable, "-m", "mis_server", *arguments, *LABELS, *ENGINE, "--batch-size", str(count // 50)]
     for share in kills:
-        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-            while count_lines(output) < share * count:
-                assert process.poll() is None
-                time.sleep(0.02)
-            process.send_signal(signal.SIGKILL)
+        more = math.ceil(share * count) - count_lines(output)
+        with stopped(stopping.command(command[3:], rows=more), stderr=subprocess.DEVNULL):
+            pass
         with output.open("ab") as file:
             file.write(b'{"scores": [0.')  # the worst moment for it
     assert count_lines(output) < count

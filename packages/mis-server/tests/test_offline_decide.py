@@ -5,10 +5,8 @@ import gzip
 import json
 import random
 import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+import stopping
 from mis_core import Engine
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
@@ -29,13 +28,10 @@ from mis_server.offline.query import OfflineQuery
 from mis_server.offline.rows import InputRow
 from mis_server.offline.scorer import Scorer
 from mis_server.offline.tables import read_table
+from stopping import stopped
 
 ENGINE = ("--dtype", "float32", "--skip-warmup", "--chunked-prefill-size", "256", "--max-total-tokens", "8192")
-IN_A_SMALL_WINDOW = [
-    *(sys.executable, "-c"),
-    "import runpy; from mis_server.offline import window as w; w.UNANSWERED_ROWS, w.HELD_ROWS, w.REQUESTS = 12, 16, 4; "
-    "w.FULL_BATCHES = 4; runpy.run_module('mis_server', run_name='__main__', alter_sys=True)",
-]
+SMALL_WINDOW = {"UNANSWERED_ROWS": 12, "HELD_ROWS": 16, "REQUESTS": 4, "FULL_BATCHES": 4}
 NOUL: Any = {"type": "noul", "instructions": "Is it about animals?"}
 CHOICE: Any = {"type": "choice", "criteria": {"cat": "a pet", "환불": None}}
 LEVELS: Any = {"type": "score", "instructions": "How wet?", "criteria": ["dry", {"label": "wet"}]}
@@ -118,24 +114,22 @@ def test_lines_of_a_killed_run_have_the_bits_of_their_requests(
         code = code or ("invalid_questions" if "questions" in row else "context_length_exceeded")
         assert (reply["error"]["code"], set(reply)) == (code, {"error"} | ({"id"} & set(row)))
 
-    command = [*IN_A_SMALL_WINDOW, *arguments(checkpoint, files, "--input", files / "rows.jsonl", "--output", output)]
+    given = arguments(checkpoint, files, "--input", files / "rows.jsonl", "--output", output)
     for third in (1, 2):
-        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-            while not output.exists() or output.read_bytes().count(b"\n") < third * len(lines) // 3:
-                assert process.poll() is None
-                time.sleep(0.005)
-            process.send_signal(signal.SIGKILL)
+        rest = third * len(lines) // 3 - (output.read_bytes().count(b"\n") if third > 1 else 0)
+        with stopped(stopping.command(given, rows=rest, **SMALL_WINDOW), stderr=subprocess.DEVNULL):
+            pass
         assert output.read_bytes().count(b"\n") < len(lines)
         with output.open("ab") as file:
             file.write(b'{"model":"mo')
-    done = subprocess.run(command, capture_output=True, timeout=300)
+    done = subprocess.run(stopping.command(given, **SMALL_WINDOW), capture_output=True, timeout=300)
     assert done.returncode == 2, done.stderr
     assert output.read_bytes() == want
 
     # Other questions, and the same ones in another order, are not continued.
     for questions in (QUESTIONS | {"more": NOUL}, dict(reversed(QUESTIONS.items()))):
         (files / "questions.json").write_text(json.dumps(questions))
-        code, error = decide(*command[3:])
+        code, error = decide(*given)
         assert (code, output.read_bytes()) == (1, want)
         assert "was made with other arguments or files" in error
 

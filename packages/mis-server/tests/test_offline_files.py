@@ -14,25 +14,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import stopping
 from mis_core import Engine
 from mis_core.errors import ConfigError
 from mis_server.cli import main
 from mis_server.offline.inputs import Survey, opened
 from mis_server.offline.query import OfflineQuery
 from mis_server.offline.text import zstd
-
-# Python ignores Ctrl-C in the background of a shell, where tests may run.
-HEARING_CTRL_C = [
-    *(sys.executable, "-c"),
-    "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    "runpy.run_module('mis_server', run_name='__main__', alter_sys=True)",
-]
-# Which has not read all of a small file before it scores.
-IN_A_SMALL_WINDOW = [
-    *(sys.executable, "-c"),
-    "import runpy; from mis_server.offline import window; window.UNANSWERED_ROWS = 50; "
-    "runpy.run_module('mis_server', run_name='__main__', alter_sys=True)",
-]
+from stopping import stopped
 
 LABELS = ("--labels", "yes", "no")
 ENGINE = ("--dtype", "float32", "--skip-warmup", "--chunked-prefill-size", "256", "--max-total-tokens", "8192")
@@ -182,7 +171,7 @@ def test_nothing_is_left_of_a_copy_that_is_interrupted(files: Path, ended_by: si
     folder = files / "temporary"
     folder.mkdir()
     process = subprocess.Popen(
-        [*HEARING_CTRL_C, *command("model", "--items", "-", "--output", "new")[3:]],
+        stopping.command(command("model", "--items", "-", "--output", "new")[3:]),
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=os.environ | {"TMPDIR": str(folder)},
@@ -256,13 +245,10 @@ def test_a_file_that_changes_meanwhile_is_an_error(checkpoint: Path, tmp_path: P
     content = b"".join(b'{"item": "item %06d"}\n' % i for i in range(1000))
     items.write_bytes(content)
     arguments = ("--items", items, "--output", output, "--query", "Good? ", "--batch-size", 4)
-    run = [*IN_A_SMALL_WINDOW, *command(checkpoint, *arguments)[3:]]
-    with subprocess.Popen(run, stderr=subprocess.PIPE) as process:
-        while not output.exists():
-            assert process.poll() is None
-            time.sleep(0.02)
-        process.send_signal(signal.SIGSTOP)
-        assert output.read_bytes().count(b"\n") < 900, "it was done before it could be changed"
+    # It has not read all of the file when it stops.
+    run = stopping.command(command(checkpoint, *arguments)[3:], rows=1, UNANSWERED_ROWS=50)
+    with stopped(run, stderr=subprocess.PIPE) as process:
+        assert output.read_bytes().count(b"\n") < 900
         with items.open("rb+") as file:
             file.seek(-6, os.SEEK_END)
             file.write(b'x"}\n')

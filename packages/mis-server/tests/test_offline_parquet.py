@@ -17,35 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+import stopping
 from mis_core import Engine
 from mis_server.cli import main
+from stopping import stopped
 
 ENGINE = ("--dtype", "float32", "--skip-warmup", "--chunked-prefill-size", "256", "--max-total-tokens", "8192")
-# The command, which gets the answers to its first 25 requests only, so it is never done before Ctrl-C reaches it.
-# Python ignores Ctrl-C in the background of a shell, where tests may run.
-WAITING_FOR_CTRL_C = [
-    *(sys.executable, "-c"),
-    """
-import asyncio, itertools, runpy, signal, sys
-from mis_server.offline.parquet import OutputFolder
-from mis_server.offline.scorer import Scorer
-
-signal.signal(signal.SIGINT, signal.default_int_handler)
-requests, score, append = itertools.count(), Scorer.score, OutputFolder.append
-
-async def score_the_first(scorer, rows):
-    if next(requests) >= 25:
-        await asyncio.Event().wait()
-    await score(scorer, rows)
-
-async def append_and_say_so(output, rows):
-    await append(output, rows)
-    print("appended", file=sys.stderr)
-
-Scorer.score, OutputFolder.append = score_the_first, append_and_say_so
-runpy.run_module("mis_server", run_name="__main__", alter_sys=True)
-""",
-]
 ROWS = 1000
 NS = pa.timestamp("ns", "UTC")
 ITEMS = pa.table({"item": ["a"]})
@@ -86,17 +63,12 @@ def test_an_interrupted_run_goes_on_and_its_folder_is_one_table(
     source, output = tmp_path / "items.parquet", tmp_path / "out.parquet"
     pq.write_table(table(), source, row_group_size=300)
     run = command(checkpoint, "--items", source, "--output", output, "--batch-size", 20, "--score-column", "p")
-    with subprocess.Popen([*WAITING_FOR_CTRL_C, *run[3:]], stderr=subprocess.PIPE) as process:
-        assert process.stderr is not None
-        shown = b""
-        while b"appended" not in shown:
-            more = process.stderr.read1(4096)
-            assert more, shown
-            shown += more
+    with stopped(stopping.command(run[3:], rows=400, REQUESTS=10), stderr=subprocess.DEVNULL) as process:
         process.send_signal(signal.SIGINT)
-        process.stderr.read()
+        process.send_signal(signal.SIGCONT)
+        process.wait()
     (first,) = output.glob("*.parquet")
-    assert 0 < pq.read_metadata(first).num_rows <= 500  # answers that waited for earlier ones are not written
+    assert 400 <= pq.read_metadata(first).num_rows < ROWS  # answers that waited for earlier ones are not written
     again = subprocess.run(run, capture_output=True, text=True, timeout=500)
     assert again.returncode == 2, again.stderr
     assert "3 rows have an error" in again.stdout

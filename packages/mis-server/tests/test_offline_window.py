@@ -4,11 +4,9 @@ import asyncio
 import contextlib
 import json
 import marshal
+import math
 import random
-import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+import stopping
 from mis_core.errors import RequestError
 from mis_core.process.quarantine import RequestRefused
 from mis_server.cli import main
@@ -26,6 +25,7 @@ from mis_server.offline.query import OfflineQuery
 from mis_server.offline.rows import InputRow
 from mis_server.offline.scorer import Scorer
 from mis_server.offline.window import in_order
+from stopping import stopped
 
 QUERIES = ("a", "b", "[1]", [1], [True], [1.0], [2, 3], None, {"not": "a query"})
 
@@ -313,11 +313,7 @@ def test_keys_of_queries_do_not_depend_on_where_they_were_read() -> None:
 
 LABELS = ("--labels", "yes", "no")
 ENGINE = ("--dtype", "float32", "--skip-warmup", "--chunked-prefill-size", "256", "--max-total-tokens", "8192")
-IN_A_SMALL_WINDOW = [
-    *(sys.executable, "-c"),
-    "import runpy; from mis_server.offline import window as w; w.UNANSWERED_ROWS, w.HELD_ROWS, w.REQUESTS = 60, 90, 8; "
-    "runpy.run_module('mis_server', run_name='__main__', alter_sys=True)",
-]
+SMALL_WINDOW = {"UNANSWERED_ROWS": 60, "HELD_ROWS": 90, "REQUESTS": 8}
 
 
 def shuffled_lines(rows: int, queries: int) -> list[str]:
@@ -368,19 +364,18 @@ def test_a_killed_run_writes_the_bytes_of_one_without_a_window(
     with window_of(UNANSWERED_ROWS=1):
         want = score_here(tmp_path / f"alone.{kind}")
     assert score_here(tmp_path / f"whole.{kind}") == want  # the file is smaller than the window
-    kill_at(output, [*IN_A_SMALL_WINDOW, *arguments(output)], [share * rows for share in kills])
-    done = subprocess.run([*IN_A_SMALL_WINDOW, *arguments(output)], capture_output=True, text=True, timeout=500)
+    for share in kills:
+        kill_at(output, arguments(output), math.ceil(share * rows))
+    command = stopping.command(arguments(output), **SMALL_WINDOW)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 2, done.stderr
     assert contents(output) == want
 
 
-def kill_at(output: Path, command: list[str], counts: list[float]) -> None:
-    """Run a command again and again, and kill it when it has written so many lines, in the middle of another."""
-    for count in counts:
-        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-            while not output.exists() or output.read_bytes().count(b"\n") < count:
-                assert process.poll() is None
-                time.sleep(0.01)
-            process.send_signal(signal.SIGKILL)
-        with output.open("ab") as file:
-            file.write(b'{"scores": [0.')
+def kill_at(output: Path, arguments: list[str], lines: int) -> None:
+    """Run a command, and kill it when it has written so many lines, in the middle of another."""
+    written = output.read_bytes().count(b"\n") if output.exists() else 0
+    with stopped(stopping.command(arguments, rows=lines - written, **SMALL_WINDOW), stderr=subprocess.DEVNULL):
+        pass
+    with output.open("ab") as file:
+        file.write(b'{"scores": [0.')
