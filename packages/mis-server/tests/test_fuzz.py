@@ -122,6 +122,15 @@ def test_so_do_those_of_a_classification_head(with_head: Any, path: str, mode: G
     try_out(schema[path]["POST"].as_strategy(generation_mode=mode), examples)
 
 
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions"])
+def test_a_streams_events_are_what_the_document_says(app: Any, route: str) -> None:
+    operation = schemathesis.openapi.from_asgi("/openapi.json", app)[route]["POST"]
+    case = operation.Case(body=GOOD[route] | {"stream": True, "max_tokens": 3}, media_type="application/json")
+    response = case.call()
+    assert response.headers["content-type"][0].startswith("text/event-stream")
+    case.validate_response(response)
+
+
 def try_out(cases: st.SearchStrategy[Any], examples: int) -> None:
     @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(case=cases)

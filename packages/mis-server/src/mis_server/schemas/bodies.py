@@ -5,8 +5,10 @@ from typing import Any
 from mis_core.tasks.fields.body import Body
 from mis_core.tasks.fields.described import schema_of
 
-EVENTS: dict[int | str, Any] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
-"""What FastAPI's `responses` needs for a reply that may be a stream of events."""
+_EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+
+EVENTS: dict[int | str, Any] = {200: {"content": {"text/event-stream": {"schema": _EVENT}}}}
+"""What FastAPI's `responses` needs for a reply that may be a stream of events, of which the schema is one's."""
 
 
 def described(body: type[Body], *examples: Any) -> dict[str, Any]:
