@@ -174,7 +174,7 @@ def answers(http: httpx.Client, requests: Sequence[Request], at_once: int) -> li
         path, body = request
         reply = http.post(path, json=body)
         assert reply.status_code == 200, f"{path} {body}: {reply.text}"
-        lines = [json.loads(line) for line in reply.text.splitlines()]
+        lines = [json.loads(line) for line in reply.content.splitlines()]
         return [{key: value for key, value in line.items() if key not in ("id", "created", "usage")} for line in lines]
 
     with ThreadPoolExecutor(at_once) as pool:

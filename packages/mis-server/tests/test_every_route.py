@@ -62,7 +62,7 @@ def error_of(reply: httpx.Response) -> dict[str, Any]:
 
 
 def lines_of(reply: httpx.Response) -> list[Any]:
-    return [json.loads(line) for line in reply.text.splitlines()]
+    return [json.loads(line) for line in reply.content.splitlines()]
 
 
 @pytest.fixture(scope="module")

@@ -39,6 +39,7 @@ SMALL = {
 CHANGES: dict[str, Any] = {
     "cache_implementation": "static",  # it refuses words of ours
     "architectures": ["MambaForCausalLM"],
+    "dtype": "float16",
     "hidden_act": "gelu",
     "layer_types": ["sliding_attention", "full_attention"],
     "model_type": "smollm3",
