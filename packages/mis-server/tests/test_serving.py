@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import json
+import os
 import shutil
 import signal
 import socket
@@ -179,10 +180,14 @@ def is_healthy(port: int) -> bool:
 
 
 @pytest.mark.parametrize("has_begun", [is_listening, pytest.param(is_healthy, marks=pytest.mark.full)])
-def test_a_stop_before_the_model_is_loaded_exits_with_zero(checkpoint: Path, has_begun: Callable[[int], bool]) -> None:
+def test_a_stop_before_the_model_is_loaded_exits_with_zero(
+    checkpoint: Path, tmp_path: Path, has_begun: Callable[[int], bool]
+) -> None:
     port = free_port()
     command = [sys.executable, "-m", "mis_server", "serve", str(checkpoint), "--port", str(port)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+    # JAX warns where another test evicts what it is about to write.
+    alone = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=alone) as process:
         while not has_begun(port):
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
