@@ -1,7 +1,7 @@
 """`mis-server` as a process that hears Ctrl-C and stops itself where a test wants to interrupt it.
 
-A test that waited from outside until enough was written could come too late: by then all might be. Run as a program,
-with what `command` makes.
+If a test watched from outside until enough was written, all might be written before it acts. `command` runs this module
+as a program.
 """
 
 import contextlib

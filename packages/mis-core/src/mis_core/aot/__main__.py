@@ -47,7 +47,13 @@ def steps_of(topology: str) -> list[Step]:
 
 
 def compile_for(topology: str, steps: list[Step], decoding: list[Step]) -> bool:
-    """Compile steps for a topology, and for some what decodes. Print a line for each; return whether all were taken."""
+    """Compile steps for one topology and print a line for each; return whether all were taken.
+
+    Args:
+        topology: In `TARGETS`.
+        steps: What is compiled.
+        decoding: For these, what reads the vocabulary and what decodes is compiled, too.
+    """
     job = json.dumps({"topology": topology, "steps": steps, "decoding": decoding})
     command = [sys.executable, "-P", "-m", "mis_core.aot.worker", job]
     env = environment(TARGETS[topology], None)

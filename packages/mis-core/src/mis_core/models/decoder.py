@@ -135,7 +135,7 @@ class Decoder(nnx.Module):
         cache: Cache,
         recur: Recur | None = None,
     ) -> tuple[Float[Array, "rows embed"], Cache]:
-        """Return the final-normed hidden states of some rows, and the cache.
+        """Return the final-normed hidden states of some rows, and the cache. Rows of -1 fill up the others.
 
         `attend` and `recur` are told a layer's number among those of its kind. `recur` may be left out where no layer
         is recurrent.

@@ -8,7 +8,7 @@ from mis_core.tasks.fields.described import schema_of
 _EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 
 EVENTS: dict[int | str, Any] = {200: {"content": {"text/event-stream": {"schema": _EVENT}}}}
-"""What FastAPI's `responses` needs for a reply that may be a stream of events, of which the schema is one's."""
+"""What FastAPI's `responses` needs for a reply that may be a stream of events. The schema is that of one event."""
 
 
 def described(body: type[Body], *examples: Any) -> dict[str, Any]:
